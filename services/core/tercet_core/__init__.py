@@ -1,0 +1,1 @@
+"""The scheduler core: requests, scheduling, paged KV cache, links to workers."""

@@ -1,0 +1,261 @@
+"""Planning a step: one token budget, no phases (see the counters in `RequestTable`).
+
+1. Running requests in their order get what they need, as far as the budget reaches.
+2. If the pool cannot serve them, requests are preempted, the lowest priority and latest arrival first, and the budget
+   is shared anew among the rest, as if the preempted had not been running.
+3. If nobody was preempted, waiting requests follow while budget, slots and blocks last.
+
+What depends on the number of running requests is vector code; Python touches only requests that start or are preempted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tercet_core.scheduling.request import Failure
+from tercet_core.scheduling.state import FlightRecord, NewRow, SchedulerState, blocks_for, blocks_of
+from tercet_shared.errors import InternalError
+from tercet_shared.hashing import block_key
+from tercet_shared.wire.step import NewSlot, NewSlots, Slot, StepPlan, empty_i32
+
+if TYPE_CHECKING:
+    from tercet_core.scheduling.request import Request
+    from tercet_shared.hashing import BlockKey
+    from tercet_shared.wire.step import I32, BlockId
+
+
+class Planner:
+    """Makes plans over a `SchedulerState`."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def plan(self) -> StepPlan | None:
+        """Returns the next step and counts it as in flight, or None when nothing can be computed now."""
+        grants, preempted = self._share_budget()
+        new: list[NewRow] = []
+        if not preempted:
+            new = self._admit(self._state.limits.max_batched_tokens - int(grants.sum()))
+        return self._emit(grants, new)
+
+    # ---------------------------------------------------------------------------------------- running requests
+
+    def _share_budget(self) -> tuple[I32, bool]:
+        """Returns the tokens of each running request in order, and whether somebody had to be preempted."""
+        state, table = self._state, self._state.table
+        preempted = False
+        while True:
+            grants = self._grants()
+            order = table.order
+            wanted = blocks_for(table.computed[order] + grants, table.block_size) - table.held[order]
+            if int(np.maximum(wanted, 0).sum()) <= state.pool.available:
+                return grants, preempted
+            self._preempt_one()
+            preempted = True
+
+    def _grants(self) -> I32:
+        limits, table = self._state.limits, self._state.table
+        order = table.order
+        ahead = table.known[order] + table.placeholders[order]
+        drafts = table.drafts[order]
+        need = ahead + drafts - table.computed[order]
+        need[ahead >= table.limit[order]] = 0  # only EOS and stop tokens waste a row
+        cap = limits.long_prefill_limit
+        granted = np.minimum(need, cap) if cap else need
+        before = np.cumsum(granted) - granted
+        if len(order) and int(before[-1] + granted[-1]) > limits.max_batched_tokens:
+            granted = np.clip(limits.max_batched_tokens - before, 0, granted).astype(np.int32)
+        if drafts.any():
+            granted = self._without_cut_drafts(order, granted, need, drafts)
+        return granted
+
+    def _without_cut_drafts(self, order: I32, granted: I32, need: I32, drafts: I32) -> I32:
+        """Drops the drafts of rows that cannot have all of them: a part of them would count as known tokens."""
+        cut = (drafts > 0) & (granted < need)
+        for slot in order[cut].tolist():
+            self._state.table.drafts[slot] = 0
+            self._state.draft_ids.pop(slot, None)
+        return np.where(cut, np.minimum(granted, need - drafts), granted)
+
+    def _preempt_one(self) -> None:
+        state, table = self._state, self._state.table
+        order = table.order
+        if len(order) == 1:
+            slot = Slot(int(order[0]))
+            (request,) = state.end([slot])
+            state.failures.append(
+                Failure(request, InternalError("The request needs more KV blocks than the whole pool has."))
+            )
+            return
+        priority = table.priority[order]
+        lowest = order[priority == priority.max()]
+        state.preempt(Slot(int(lowest[np.argmax(table.arrival[lowest])])))
+
+    # ---------------------------------------------------------------------------------------- waiting requests
+
+    def _admit(self, budget: int) -> list[NewRow]:
+        state, table = self._state, self._state.table
+        admitted: list[NewRow] = []
+        headroom: int | None = None
+        while budget > 0 and (request := state.queue.peek()) is not None:
+            if request.slot is None and table.num_free == 0:
+                break
+            if request.slot is not None and table.in_flight[request.slot]:
+                break  # its tokens in flight count; it resumes when they have landed
+            if headroom is None:
+                headroom = self._headroom()
+            known = int(table.known[request.slot]) if request.slot is not None else len(request.tokens)
+            matched = state.pool.match(self._keys(request, known))
+            claimed = blocks_of(known, table.block_size) - len(matched) + state.pool.idle_among(matched)
+            if claimed > headroom:
+                if table.num_running:
+                    break
+                self._fail_unfit(request)  # nobody holds blocks: it never fits
+                continue
+            row = self._start(request, known, matched, budget)
+            budget -= row.tokens
+            headroom -= claimed + 1
+            admitted.append(row)
+        return admitted
+
+    def _headroom(self) -> int:
+        """Returns the blocks that running requests claim neither for what they know nor for their next token."""
+        table, pool = self._state.table, self._state.pool
+        order = table.order
+        to_come = blocks_for(table.known[order], table.block_size) - table.held[order]
+        return pool.available - int(np.maximum(to_come, 0).sum()) - len(order)
+
+    def _start(self, request: Request, known: int, matched: list[BlockId], budget: int) -> NewRow:
+        """Admits or resumes ``request`` with the blocks that it matched, and gives it as many tokens as it may have."""
+        state, table, pool = self._state, self._state.table, self._state.pool
+        size = table.block_size
+        state.queue.pop()
+        pool.share(matched)
+        slot = request.slot if request.slot is not None else self._new_slot(request)
+        computed = len(matched) * size
+        tokens = min(known - computed, budget, state.limits.long_prefill_limit or budget)
+        taken = pool.take(blocks_of(computed + tokens, size) - len(matched))
+        blocks = np.concatenate([np.array(matched, np.int32), taken])
+        table.blocks[slot, : len(blocks)] = blocks
+        table.held[slot] = len(blocks)
+        table.matched[slot] = table.hashed[slot] = len(matched)
+        table.computed[slot] = table.landed[slot] = computed
+        table.append(slot)
+        self._count_start(request, computed)
+        tokens_known = table.tokens[slot, :known].copy()
+        row = NewSlot(slot, int(table.epoch[slot]), request.prompt_len, tokens_known, request.params)
+        return NewRow(row, blocks, tokens, computed)
+
+    def _fail_unfit(self, request: Request) -> None:
+        self._state.queue.pop()
+        if request.slot is not None:
+            self._state.end([request.slot])
+        self._state.failures.append(
+            Failure(request, InternalError("The request needs more KV blocks than the whole pool has."))
+        )
+
+    def _new_slot(self, request: Request) -> Slot:
+        limit = min(request.prompt_len + request.params.max_tokens, self._state.limits.max_model_len)
+        return self._state.table.admit(request, limit)
+
+    def _keys(self, request: Request, known: int) -> list[BlockKey]:
+        """Returns the keys of the blocks that may be matched: whole ones that leave at least one token to compute.
+
+        Stops at the first key that the pool does not know: what comes after it cannot match.
+        """
+        table, pool = self._state.table, self._state.pool
+        if not pool.caching:
+            return []
+        size = table.block_size
+        keys = request.keys
+        tokens = request.tokens if request.slot is None else table.tokens[request.slot, :known]
+        usable = (known - 1) // size
+        for i in range(usable):
+            if i == len(keys):
+                keys.append(block_key(keys[-1] if keys else request.root, tokens[i * size : (i + 1) * size].tobytes()))
+            if pool.lookup(keys[i]) is None:
+                return keys[:i]
+        return keys[:usable]
+
+    def _count_start(self, request: Request, computed: int) -> None:
+        counters = self._state.counters
+        if request.admitted:
+            counters.recomputed_tokens += max(request.lost_tokens - computed, 0)
+            request.lost_tokens = 0
+            return
+        request.admitted = True
+        request.cached_tokens = min(computed, request.prompt_len)
+        counters.prompt_tokens += request.prompt_len
+        counters.cached_tokens += request.cached_tokens
+
+    # ---------------------------------------------------------------------------------------- the plan
+
+    def _emit(self, grants: I32, new: list[NewRow]) -> StepPlan | None:
+        state, table = self._state, self._state.table
+        running = table.order[: len(grants)]
+        chosen = grants > 0
+        slots, num_tokens = running[chosen], grants[chosen]
+        computed = table.computed[slots]
+        offsets, block_ids = self._grow(slots, computed + num_tokens)
+        if new:
+            slots = np.concatenate([slots, np.array([row.row.slot for row in new], np.int32)])
+            num_tokens = np.concatenate([num_tokens, np.array([row.tokens for row in new], np.int32)])
+            computed = np.concatenate([computed, np.array([row.computed for row in new], np.int32)])
+            lengths = np.array([len(row.blocks) for row in new], np.int32)
+            offsets = np.concatenate([offsets, offsets[-1] + np.cumsum(lengths, dtype=np.int32)])
+            block_ids = np.concatenate([block_ids, *(row.blocks for row in new)])
+        elif not len(slots):
+            return None
+        drafts = table.drafts[slots]
+        table.computed[slots] = after = computed + num_tokens
+        samples = after == table.known[slots] + table.placeholders[slots] + drafts
+        sampling = slots[samples]
+        table.placeholders[sampling] += 1 + drafts[samples]
+        table.in_flight[slots] += 1
+        plan = StepPlan(
+            step_id=state.next_step,
+            freed=np.array(state.freed, np.int32),
+            new=NewSlots.build([row.row for row in new]) if new else NewSlots.empty(),
+            slots=slots,
+            num_tokens=num_tokens,
+            computed=computed,
+            samples=samples,
+            block_offsets=offsets,
+            block_ids=block_ids,
+        )
+        if state.draft_ids:
+            self._attach_drafts(plan, drafts)
+        state.flight.append(
+            FlightRecord(plan.step_id, slots, table.epoch[slots], table.residence[slots], num_tokens, samples, drafts)
+        )
+        state.freed = []
+        state.next_step += 1
+        state.counters.steps += 1
+        return plan
+
+    def _grow(self, slots: I32, target: I32) -> tuple[I32, I32]:
+        """Gives running rows the blocks that ``target`` tokens need; returns their offsets [S + 1] and ids."""
+        table = self._state.table
+        held = table.held[slots]
+        more = np.maximum(blocks_for(target, table.block_size) - held, 0)
+        offsets = np.zeros(len(slots) + 1, np.int32)
+        np.cumsum(more, out=offsets[1:])
+        total = int(offsets[-1])
+        if total == 0:
+            return offsets, empty_i32()
+        ids = self._state.pool.take(total)
+        rows = np.repeat(slots, more)
+        columns = np.repeat(held - offsets[:-1], more) + np.arange(total, dtype=np.int32)
+        table.blocks[rows, columns] = ids
+        table.held[slots] = held + more
+        return offsets, ids
+
+    def _attach_drafts(self, plan: StepPlan, drafts: I32) -> None:
+        state = self._state
+        plan.draft_offsets = np.zeros(len(drafts) + 1, np.int32)
+        np.cumsum(drafts, out=plan.draft_offsets[1:])
+        rows = plan.slots[drafts > 0].tolist()
+        plan.draft_ids = np.concatenate([state.draft_ids.pop(slot) for slot in rows]) if rows else empty_i32()
+        state.table.drafts[rows] = 0

@@ -1,0 +1,179 @@
+"""The scheduler: requests in, plans out, results in, tokens out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tercet_core.kv_cache.block_pool import BlockPool
+from tercet_core.scheduling.lander import Lander
+from tercet_core.scheduling.planner import Planner
+from tercet_core.scheduling.queue import make_queue
+from tercet_core.scheduling.state import Counters, Limits, SchedulerState
+from tercet_core.scheduling.table import RequestTable
+from tercet_shared.errors import ContextLengthError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from tercet_core.scheduling.outputs import Output
+    from tercet_core.scheduling.request import Failure, Request
+    from tercet_shared.wire.step import I32, StepPlan, StepResult
+
+
+class Scheduler:
+    """Requests, their KV blocks and the steps in flight. Not thread-safe; every method returns at once.
+
+    The caller keeps at most as many steps in flight as it wants (`in_flight`); nothing here assumes a depth.
+    """
+
+    def __init__(self, limits: Limits, *, policy: str = "priority") -> None:
+        """Starts empty. Raises `ConfigurationError` when there is no such policy."""
+        table = RequestTable(
+            max_slots=limits.max_slots, max_model_len=limits.max_model_len, block_size=limits.block_size
+        )
+        pool = BlockPool(limits.num_blocks, caching=limits.prefix_caching)
+        self._state = SchedulerState(limits, table, pool, make_queue(policy))
+        self._planner = Planner(self._state)
+        self._lander = Lander(self._state)
+        self._arrivals = 0
+
+    @property
+    def limits(self) -> Limits:
+        """The numbers it was made with."""
+        return self._state.limits
+
+    @property
+    def counters(self) -> Counters:
+        """Totals since the start."""
+        return self._state.counters
+
+    @property
+    def in_flight(self) -> int:
+        """Steps planned and not yet applied."""
+        return len(self._state.flight)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that take part in planning."""
+        return self._state.table.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their first step or to resume."""
+        return len(self._state.queue)
+
+    @property
+    def pool(self) -> BlockPool:
+        """The KV blocks."""
+        return self._state.pool
+
+    @property
+    def table(self) -> RequestTable:
+        """The columns; for reading."""
+        return self._state.table
+
+    def submit(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            InvalidRequestError: it has no tokens, or ids or parameters out of range.
+            ContextLengthError: prompt and output do not fit the context.
+        """
+        limits = self._state.limits
+        known, prompt = len(request.tokens), request.prompt_len
+        if not 1 <= prompt <= known:
+            raise InvalidRequestError("The prompt must have at least one token.", param="prompt")
+        if int(request.tokens.min()) < 0 or int(request.tokens.max()) >= limits.vocab_size:
+            raise InvalidRequestError("The prompt has a token id outside the vocabulary.", param="prompt")
+        request.params.check(vocab_size=limits.vocab_size)
+        if prompt + 1 > limits.max_model_len or known >= limits.max_model_len:
+            raise ContextLengthError(
+                f"The prompt has {prompt} tokens, but the context only {limits.max_model_len}, output included.",
+                param="prompt",
+            )
+        if known - prompt >= request.params.max_tokens:
+            raise InvalidRequestError("The resumed output has reached max_tokens already.", param="max_tokens")
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self._state.queue.push(request)
+
+    def end(self, requests: list[Request]) -> None:
+        """Ends requests at any moment, waiting, running or preempted; blocks and slots are free at once.
+
+        Requests that have ended already are left alone.
+        """
+        slots = []
+        for request in requests:
+            if request.slot is not None:
+                slots.append(request.slot)
+            else:
+                self._state.queue.discard(request)
+        if slots:
+            self._state.end(slots)
+
+    def propose(self, request: Request, ids: I32) -> None:
+        """Gives a decoding request tokens to verify in its next plan; ignored unless nothing of it is in flight.
+
+        At most as many are kept as its limit leaves room for.
+        """
+        table, slot = self._state.table, request.slot
+        if slot is None or not table.running[slot] or table.in_flight[slot]:
+            return
+        room = int(table.limit[slot]) - int(table.known[slot]) - 1
+        if room <= 0 or int(table.known[slot]) - int(table.computed[slot]) != 1:
+            return
+        ids = ids[:room]
+        table.drafts[slot] = len(ids)
+        if len(ids):
+            self._state.draft_ids[slot] = ids
+
+    def plan(self) -> StepPlan | None:
+        """Returns the next step and counts it as in flight, or None when nothing can be computed now."""
+        return self._planner.plan()
+
+    def apply(self, result: StepResult) -> list[Output]:
+        """Applies the result of the oldest step in flight; returns what the front ends are to hear.
+
+        Raises:
+            ProtocolError: the result does not belong to that step, or breaks the protocol.
+        """
+        return self._lander.apply(result)
+
+    def take_failures(self) -> list[Failure]:
+        """Returns and forgets the requests that ended with an error while planning."""
+        failures, self._state.failures = self._state.failures, []
+        return failures
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets all cached prefixes; running requests go on. Returns how many keys there were."""
+        return self._state.pool.clear_keys()
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` unless the invariants of the counters, the blocks and the slots hold."""
+        table, pool = self._state.table, self._state.pool
+        owned = np.array([slot for slot, owner in enumerate(table.requests) if owner is not None], np.int32)
+        order = table.order
+        known, computed, placeholders = table.known[owned], table.computed[owned], table.placeholders[owned]
+        held, landed = table.held[owned], table.landed[owned]
+        _require((placeholders >= 0).all(), "a negative number of placeholders")
+        _require((table.in_flight[owned] >= 0).all(), "a row in flight less than zero times")
+        _require(((computed >= 0) & (computed <= known + placeholders)).all(), "computed out of range")
+        _require(((landed >= 0) & (landed <= computed) & (landed <= known)).all(), "landed out of range")
+        _require((known <= table.limit[owned]).all(), "more tokens than the limit")
+        _require((held * table.block_size >= computed).all(), "too few blocks")
+        _require((table.hashed[owned] * table.block_size <= landed).all(), "a key for a block that is not computed")
+        _require(len(set(order.tolist())) == len(order), "a slot twice in the running order")
+        _require(table.running[order].all(), "a slot in the running order that does not run")
+        _require(int(table.running.sum()) == len(order), "a running slot that is not in the order")
+        _require(not held[~table.running[owned]].any(), "a preempted request that holds blocks")
+        counted = np.zeros(pool.num_blocks, np.int32)
+        for slot in owned.tolist():
+            np.add.at(counted, table.blocks[slot, : table.held[slot]], 1)
+        pool.check_integrity()
+        pool.check_references(counted)
+        _require(len(owned) + table.num_free == table.max_slots, "a slot neither owned nor free")
+
+
+def _require(condition: object, fault: str) -> None:
+    if not condition:
+        raise AssertionError(fault)

@@ -1,0 +1,1 @@
+"""The front end: OpenAI-style HTTP in, token streams out."""

@@ -1,0 +1,1 @@
+"""The worker: weights, KV tensors, forward pass, sampling."""

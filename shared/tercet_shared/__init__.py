@@ -1,0 +1,1 @@
+"""What every service of Tercet shares: wire types, rings, registry, checkpoints, configuration."""

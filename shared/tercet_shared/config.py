@@ -1,0 +1,220 @@
+"""Settings of every service: one typed field and one description each, for ``--help``, the environment and the docs.
+
+A setting is given as a flag (``--max-num-seqs 64``) or in the environment (``TERCET_MAX_NUM_SEQS=64``); the flag wins.
+Nothing else in Tercet reads the environment for settings. Each service parses its own class; ``tercet serve`` parses
+`ServeSettings` and hands the right ones to each child.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ByteSize, Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliPositionalArg, SettingsConfigDict, SettingsError
+
+from tercet_shared.errors import ConfigurationError
+
+MiB = 1024 * 1024
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Common(BaseModel):
+    """What every process understands."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity that is logged."
+    )
+    report_fd: int | None = Field(
+        None, ge=0, description="Descriptor on which progress and fatal errors are reported to the supervisor."
+    )
+    heartbeat_interval: Seconds = Field(1.0, description="Seconds between signs of life on a link or stream.")
+    heartbeat_timeout: Seconds = Field(3.0, description="Seconds of silence after which a peer counts as dead.")
+
+
+class ModelChoice(BaseModel):
+    """Which checkpoint."""
+
+    model: CliPositionalArg[str] = Field(
+        description="Directory of a Hugging Face checkpoint, a GGUF file, or a model id of the Hugging Face hub."
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
+
+
+class FrontendOptions(BaseModel):
+    """What a user of the front end may set."""
+
+    host: str = Field("127.0.0.1", description="Address that the HTTP server listens on.")
+    port: int = Field(8000, ge=0, le=65_535, description="Port that the HTTP server listens on; 0 takes a free one.")
+    served_model_name: list[str] = Field(
+        default_factory=list,
+        description="Names under which the model is served; by default the stem of the directory or file.",
+    )
+    api_key: list[str] = Field(
+        default_factory=list, description="Keys of which a client must send one; without any, all clients are served."
+    )
+    max_body_bytes: ByteSize = Field(ByteSize(10 * MiB), description="Largest request body that is read.")
+
+
+class SchedulerOptions(BaseModel):
+    """What a user of the core may set."""
+
+    pipeline_depth: int = Field(
+        2, ge=1, le=16, description="Steps that are planned before the oldest result is awaited."
+    )
+    long_prefill_limit: int = Field(
+        0, ge=0, description="Most prompt tokens of one request in one step; 0 leaves only the step's budget."
+    )
+    prefix_caching: bool = Field(True, description="Reuse the KV blocks of prompts that begin alike.")
+
+
+class LimitOptions(BaseModel):
+    """Limits that the worker offers and the core keeps to."""
+
+    max_num_seqs: int = Field(256, ge=1, le=65_536, description="Requests that run at once (slots).")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, le=1_048_576, description="Tokens that one step may compute; the default depends on the device."
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of prompt and output that one request may have; by default the model's own limit.",
+    )
+
+
+class WorkerOptions(BaseModel):
+    """What a user of the worker may set."""
+
+    dtype: Dtype = Field("auto", description="Type of weights, activations and KV cache; auto takes what is fast here.")
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens per block of the KV cache.")
+    kv_cache_memory: ByteSize | None = Field(
+        None,
+        description="Memory for the KV cache; by default a quarter of what is free, or all that the slots can use.",
+    )
+    num_kv_blocks: int | None = Field(None, ge=2, description="Blocks of the KV cache, instead of a memory size.")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="Threads that compute; by default the processors that this process may use."
+    )
+
+
+_POSITIONAL = "model"
+
+
+class _Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="TERCET_",
+        env_ignore_empty=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_enforce_required=False,
+        use_attribute_docstrings=False,
+        nested_model_default_partial_update=False,
+    )
+
+    def arguments(self) -> list[str]:
+        """Returns the command line that parses to these settings (only what differs from the defaults)."""
+        positional: list[str] = []
+        flags: list[str] = []
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name == _POSITIONAL:
+                positional.append(str(value))
+            elif value == info.get_default(call_default_factory=True) or value is None:
+                continue
+            elif isinstance(value, bool):
+                flags.append(f"--{'' if value else 'no-'}{_kebab(name)}")
+            elif isinstance(value, list):
+                flags.extend(f"--{_kebab(name)}={item}" for item in value)
+            else:
+                flags.append(f"--{_kebab(name)}={_plain(value)}")
+        return [*flags, *positional]
+
+    def narrow(self, kind: type[S], **values: Any) -> S:
+        """Returns settings of another service with the fields that both have taken from here, and ``values``."""
+        shared = {name: getattr(self, name) for name in kind.model_fields if name in type(self).model_fields}
+        return kind.model_construct(**{**_defaults(kind), **shared, **values})
+
+
+S = TypeVar("S", bound=_Settings)
+
+
+def _plain(value: object) -> str:
+    return str(int(value)) if isinstance(value, ByteSize) else str(value)
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _defaults(kind: type[_Settings]) -> dict[str, Any]:
+    return {
+        name: info.get_default(call_default_factory=True)
+        for name, info in kind.model_fields.items()
+        if not info.is_required()
+    }
+
+
+class FrontendSettings(_Settings, Common, ModelChoice, FrontendOptions):
+    """The front end: OpenAI-style HTTP in, token streams out."""
+
+    model_config = SettingsConfigDict(cli_prog_name="tercet frontend")
+
+    core: list[str] = Field(
+        default_factory=list,
+        description="Addresses of the cores, as host:port or unix:/path; without Redis these are all.",
+    )
+
+
+class CoreSettings(_Settings, Common, SchedulerOptions, LimitOptions):
+    """The core: schedules requests onto its worker."""
+
+    model_config = SettingsConfigDict(cli_prog_name="tercet core")
+
+    listen: str = Field("127.0.0.1:8100", description="Address for front ends, as host:port or unix:/path.")
+    link: Path = Field(Path("run/worker.sock"), description="Unix socket to which the worker connects.")
+    core_id: str | None = Field(None, description="Name of this core; by default one is made up at each start.")
+    worker_timeout: Seconds = Field(600.0, description="Seconds to wait for the worker to connect after the start.")
+
+
+class WorkerSettings(_Settings, Common, ModelChoice, LimitOptions, WorkerOptions):
+    """The worker: holds the model and computes the steps that its core plans."""
+
+    model_config = SettingsConfigDict(cli_prog_name="tercet worker")
+
+    link: Path = Field(Path("run/worker.sock"), description="Unix socket of the core.")
+
+
+class ServeSettings(_Settings, Common, ModelChoice, FrontendOptions, SchedulerOptions, LimitOptions, WorkerOptions):
+    """All three services on this machine: no Redis, one core, one worker, each a process of its own."""
+
+    model_config = SettingsConfigDict(cli_prog_name="tercet serve")
+
+    run_dir: Path | None = Field(None, description="Directory for sockets; by default a private temporary one.")
+
+
+def parse(kind: type[S], argv: list[str]) -> S:
+    """Returns settings from a command line and the environment.
+
+    Raises:
+        ConfigurationError: a value is wrong; the sentence names the setting.
+        SystemExit: ``--help`` was asked for (0), or a flag does not exist (2).
+    """
+    try:
+        return CliApp.run(kind, cli_args=argv, cli_exit_on_error=True)
+    except SettingsError as error:
+        raise ConfigurationError(str(error)) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        flag = name.upper() if name == _POSITIONAL else f"--{_kebab(name)} (TERCET_{name.upper()})"
+        raise ConfigurationError(f"{flag}: {first['msg']}.", param=name) from error
+
+
+__all__ = [
+    "Common", "CoreSettings", "Dtype", "FrontendSettings", "MiB", "ServeSettings", "WorkerSettings", "parse",
+]  # fmt: skip

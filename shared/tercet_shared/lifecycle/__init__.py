@@ -1,0 +1,1 @@
+"""How a service process starts, reports to its supervisor, and stops."""

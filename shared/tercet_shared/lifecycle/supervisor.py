@@ -1,0 +1,227 @@
+"""Runs the services of one machine: starts them, shows how far they are, watches them, stops them.
+
+Starting: front end, core, worker, one right after the other; each tolerates that the next is not there yet (the front
+end answers /livez and says in /readyz what it waits for). Once all report ready and /readyz answers 200, the address
+is announced.
+
+Failing: when one of them ends or reports a fatal error, the others are stopped and the sentence that says why becomes
+the outcome. A death drags the others along (the core loses its worker, the front end its core), so the sentence of
+the one that died by itself counts, not that of the first to complain about it.
+
+Stopping: SIGTERM to the front end, then the core, then the worker, each when the one before has ended or its turn is
+over, so that a front end with a stuck client does not leave the others without time. What is left at the end of the
+grace is killed. ``insisted`` kills at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from dataclasses import dataclass, field
+from typing import Final
+
+from tercet_shared.errors import TercetError, UnavailableError
+from tercet_shared.lifecycle.plan import Plan
+from tercet_shared.lifecycle.process import Child
+from tercet_shared.lifecycle.readiness import served_model, url_of, wait_until_ready
+from tercet_shared.lifecycle.report import Event
+from tercet_shared.lifecycle.terminal import Terminal
+
+GRACE_S: Final = 4.0
+"""Seconds from the wish to stop until what still runs is killed."""
+
+_TURNS: Final = (0.75, 0.875, 1.0)  # share of the grace after which the next child is asked, whatever this one does
+_CAUSE_S: Final = 0.5  # seconds in which a child that reported a fatal error may end before its peers are judged
+_REAP_S: Final = 0.5  # seconds that the kernel is given to end what was killed
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_KILLED: Final = 130  # as shells number an end by SIGINT
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """The wish of a person or of the system that all should end: once asked for, and insisted on."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    insisted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: the exit code, and the sentence for the user if it failed."""
+
+    code: int
+    message: str | None = None
+
+
+class Supervisor:
+    """One run of one plan.
+
+    Args:
+        plan: the processes.
+        stop: ends the run when it is set, before or after the services are ready.
+        terminal: where it is shown.
+        grace_s: seconds from the wish to stop until what still runs is killed.
+        ready_timeout_s: seconds that ``/readyz`` may take to agree once every service has reported ready.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stop: StopRequest,
+        terminal: Terminal,
+        *,
+        grace_s: float = GRACE_S,
+        ready_timeout_s: float = 15.0,
+    ) -> None:
+        self._plan = plan
+        self._stop = stop
+        self._terminal = terminal
+        self._grace_s = grace_s
+        self._ready_timeout_s = ready_timeout_s
+        self._children = tuple(Child(spec, self) for spec in plan.children)
+        self._failed = asyncio.Event()
+        self._failures: list[Child] = []  # in the order in which they were noticed
+        self._stopping = False
+
+    async def run(self) -> Outcome:
+        """Runs the services until they are asked to stop or one of them fails. All processes are gone on return."""
+        try:
+            for child in self._children:
+                child.start()
+            outcome = await self._watch()
+        except TercetError as error:
+            outcome = Outcome(EXIT_FAILED, error.message)
+        finally:
+            await self._stop_all()
+        if outcome.code == EXIT_OK and self._stop.insisted.is_set():
+            return Outcome(EXIT_KILLED)
+        return outcome
+
+    def on_report(self, child: Child, event: Event) -> None:
+        """Shows a start, and notes a failure. See `Observer`."""
+        if event.event == "progress":
+            self._terminal.progress(child.name, event.stage, event.fraction)
+        elif event.event == "ready":
+            self._terminal.ready(child.name)
+        else:
+            self._note_failure(child)
+
+    def on_log(self, child: Child, line: str) -> None:
+        """Shows a line of a service's log. See `Observer`."""
+        self._terminal.log(child.name, line)
+
+    def on_exit(self, child: Child) -> None:
+        """Notes the end of a service. See `Observer`."""
+        self._note_failure(child)
+
+    def _note_failure(self, child: Child) -> None:
+        if self._stopping or child in self._failures:
+            return
+        self._failures.append(child)
+        self._failed.set()
+
+    async def _watch(self) -> Outcome:
+        asked = asyncio.create_task(self._stop.asked.wait())
+        failed = asyncio.create_task(self._failed.wait())
+        announced = asyncio.create_task(self._announce_when_ready())
+        waiting: set[asyncio.Task[object]] = {asked, failed, announced}
+        try:
+            while True:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if asked in done:
+                    return Outcome(EXIT_OK)
+                if failed in done:
+                    return Outcome(EXIT_FAILED, await self._cause())
+                announced.result()  # raises what it ended with
+                waiting.discard(announced)
+        finally:
+            tasks = (asked, failed, announced)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _announce_when_ready(self) -> None:
+        for child in self._children:
+            await child.is_ready.wait()
+        frontend = next(child for child in self._children if child.name == self._plan.frontend)
+        port = frontend.detail.get("port")
+        if not isinstance(port, int):
+            raise UnavailableError("The front end did not report the port that it listens on.")
+        host, key = self._plan.host, self._plan.api_key
+        await wait_until_ready(host, port, timeout_s=self._ready_timeout_s)
+        model = await served_model(host, port, key) or self._plan.model
+        self._terminal.announce(announcement(url_of(host, port), model, needs_key=key is not None))
+
+    async def _cause(self) -> str:
+        first = self._failures[0]
+        if first.alive:
+            try:
+                await asyncio.wait_for(first.exited.wait(), _CAUSE_S)
+            except TimeoutError:
+                pass  # it reported a fatal error and has not ended yet
+        for child in reversed(self._children):
+            child.look()
+        for child in self._failures:
+            if child.fatal is None:
+                return child.describe_end()
+        return first.fatal or first.describe_end()
+
+    async def _stop_all(self) -> None:
+        self._stopping = True
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        insisted = asyncio.create_task(self._stop.insisted.wait())
+        try:
+            for child, share in zip(self._children, _turns(len(self._children)), strict=True):
+                child.terminate()
+                until = begin + self._grace_s * share
+                if child.alive:
+                    await _first_of(insisted, child, until - loop.time())
+                if insisted.done():
+                    break
+            for child in self._children:
+                if child.alive and not insisted.done():
+                    await _first_of(insisted, child, begin + self._grace_s - loop.time())
+        finally:
+            insisted.cancel()
+            await self._kill_all()
+
+    async def _kill_all(self) -> None:
+        left = [child for child in self._children if child.alive]
+        for child in left:
+            self._terminal.say(f"The {child.name} did not end in time and is killed.")
+            child.kill()
+        try:
+            async with asyncio.timeout(_REAP_S):
+                for child in left:
+                    await child.exited.wait()
+        except TimeoutError:
+            stuck = " and ".join(f"{child.name} (process {child.pid})" for child in left if child.alive)
+            self._terminal.say(f"The kernel has not ended the {stuck} yet.")
+
+
+def announcement(url: str, model: str, *, needs_key: bool) -> str:
+    """Returns what is said when the services are ready: where, and how to ask the first question."""
+    question = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    body = shlex.quote(json.dumps({**question, "stream": True}))
+    key = ' -H "Authorization: Bearer $TERCET_API_KEY"' if needs_key else ""
+    return (
+        f"Tercet listens on {url} (model {model}; Ctrl-C stops it). Try:\n\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d {body}\n"
+    )
+
+
+def _turns(children: int) -> tuple[float, ...]:
+    return _TURNS[-children:] if children <= len(_TURNS) else (1.0,) * children
+
+
+async def _first_of(insisted: asyncio.Task[bool], child: Child, timeout_s: float) -> None:
+    """Waits until the child has ended, someone insists, or the time is over."""
+    exited = asyncio.create_task(child.exited.wait())
+    try:
+        await asyncio.wait({insisted, exited}, timeout=max(timeout_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        exited.cancel()

@@ -1,0 +1,356 @@
+"""The contract between core and worker: what a step is told to do, and what came of it.
+
+Frames are MessagePack arrays whose NumPy columns travel as little-endian binary, so that encoding a step over a
+thousand requests is a handful of memory copies. Sizes grow with what changed, not with history.
+
+Legend: S scheduled rows of this step, N slots that begin (or begin again) with this step, int32 unless stated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NewType
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from tercet_shared.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from tercet_shared.sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+Slot = NewType("Slot", int)
+"""A row in every per-request table of core and worker, held by one request from admission to its end."""
+
+BlockId = NewType("BlockId", int)
+"""A block of the KV pool, 0 to ``num_blocks - 1``."""
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+U64 = npt.NDArray[np.uint64]
+Bool = npt.NDArray[np.bool_]
+
+
+def empty_i32() -> I32:
+    """Returns an int32 column without rows."""
+    return np.zeros(0, np.int32)
+
+
+@dataclass(slots=True)
+class NewSlots:
+    """Slots whose whole state the worker replaces before the step: new requests, and preempted ones that resume.
+
+    Ragged columns come as offsets ``[N + 1]`` into a flat array.
+    """
+
+    slots: I32  # [N]
+    epochs: I32  # [N] changes when the slot changes owner, not when its request is preempted and resumes
+    prompt_lens: I32  # [N] tokens of the original prompt; what follows in token_ids is output
+    token_offsets: I32  # [N + 1]
+    token_ids: I32  # all known tokens of each slot
+    temperature: F32  # [N] 0: greedy
+    top_k: I32  # [N] 0: off
+    top_p: F32  # [N] 1: off
+    min_p: F32  # [N] 0: off
+    seed: U64  # [N] uint64
+    min_len: I32  # [N] tokens (prompt + output) below which the stop ids of the slot are masked
+    stop_offsets: I32  # [N + 1]
+    stop_ids: I32  # end-of-sequence and stop token ids of each slot (masked while below min_len)
+
+    @classmethod
+    def empty(cls) -> NewSlots:
+        """Returns columns without rows."""
+        return cls.build([])
+
+    @classmethod
+    def build(cls, rows: list[NewSlot]) -> NewSlots:
+        """Returns the columns for ``rows``."""
+        params = [row.params for row in rows]
+        stops = [row.params.eos_token_ids + row.params.stop_token_ids for row in rows]
+        return cls(
+            slots=np.array([row.slot for row in rows], np.int32),
+            epochs=np.array([row.epoch for row in rows], np.int32),
+            prompt_lens=np.array([row.prompt_len for row in rows], np.int32),
+            token_offsets=offsets_of([len(row.tokens) for row in rows]),
+            token_ids=np.concatenate([row.tokens for row in rows]) if rows else empty_i32(),
+            temperature=np.array([p.temperature for p in params], np.float32),
+            top_k=np.array([p.top_k for p in params], np.int32),
+            top_p=np.array([p.top_p for p in params], np.float32),
+            min_p=np.array([p.min_p for p in params], np.float32),
+            seed=np.array([p.seed for p in params], np.uint64),
+            min_len=np.array([row.prompt_len + row.params.min_tokens for row in rows], np.int32),
+            stop_offsets=offsets_of([len(ids) for ids in stops]),
+            stop_ids=np.array([token for ids in stops for token in ids], np.int32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(slots=True)
+class NewSlot:
+    """One row of `NewSlots`, before it becomes columns."""
+
+    slot: Slot
+    epoch: int
+    prompt_len: int
+    tokens: I32  # [known]
+    params: SamplingParams
+
+
+def offsets_of(lengths: list[int]) -> I32:
+    """Returns the offsets ``[n + 1]`` of ``n`` runs of these lengths laid end to end."""
+    out = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=out[1:])
+    return out
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. The worker executes plans strictly in the order in which they were sent.
+
+    Applied in this order: freed slots, new slots, new block ids, then the forward pass over the scheduled rows.
+    A resumed slot comes in ``new`` again, with the same epoch, and its block table starts empty.
+    """
+
+    step_id: int
+    freed: I32  # [F] slots whose request ended; the worker forgets them
+    new: NewSlots
+    slots: I32  # [S] rows of this step, in the scheduler's order
+    num_tokens: I32  # [S] tokens to compute, at least 1
+    computed: I32  # [S] tokens computed before this step (an upper bound where drafts are in flight)
+    samples: Bool  # [S] whether the row yields a token
+    block_offsets: I32  # [S + 1] into block_ids
+    block_ids: I32  # blocks appended to each row's table before the step
+    # Reserved: speculative tokens to verify, tokens that a grammar forces, rows that wait for a mask.
+    draft_offsets: I32 = field(default_factory=empty_i32)  # [S + 1] or empty
+    draft_ids: I32 = field(default_factory=empty_i32)
+    appended_offsets: I32 = field(default_factory=empty_i32)  # [S + 1] or empty
+    appended_ids: I32 = field(default_factory=empty_i32)
+    gated: I32 = field(default_factory=empty_i32)  # rows (0..S-1) that sample only when their mask has come
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step yielded, rows in the order of its plan."""
+
+    step_id: int
+    token_offsets: I32  # [S + 1] into token_ids; a row that did not sample has none
+    token_ids: I32  # accepted tokens
+    not_finite: I32 = field(default_factory=empty_i32)  # rows whose raw logits held NaN or infinity; they have no token
+    wait_us: int = 0  # from the plan's arrival to its start
+    run_us: int = 0  # from its start to its tokens being on the host
+    error: str = ""  # the step failed as a whole; then all rows are without tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHello:
+    """What a worker offers. Sent once, when it connects.
+
+    Attributes:
+        protocol: `PROTOCOL_VERSION` of the worker.
+        incarnation: differs for every start of the worker and every time its KV cache was dropped.
+        model_name: the name under which the model is served unless told otherwise.
+        model_fingerprint: of the weights and configuration; keys of KV blocks derive from it.
+        tokenizer_fingerprint: of the tokenizer that belongs to the weights.
+        vocab_size: rows of the output head that are real tokens.
+        block_size: tokens per KV block.
+        num_blocks: KV blocks in the pool.
+        max_slots: requests that may hold state at once.
+        max_model_len: tokens of prompt and output that one request may have.
+        max_batched_tokens: tokens that one step may have.
+        dtype: of weights and KV cache, for people.
+        device: for people.
+        pid: for log lines only; it means nothing across PID namespaces.
+    """
+
+    protocol: int
+    incarnation: str
+    model_name: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_slots: int
+    max_model_len: int
+    max_batched_tokens: int
+    dtype: str
+    device: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreWelcome:
+    """The core's answer to a worker: the limits it will keep to (each at most what the worker offered)."""
+
+    protocol: int
+    core_id: str
+    max_slots: int
+    max_model_len: int
+    max_batched_tokens: int
+    pipeline_depth: int
+
+
+_PLAN, _RESULT, _HELLO, _WELCOME = 1, 2, 3, 4
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "i": np.dtype("<i4"),
+    "f": np.dtype("<f4"),
+    "u": np.dtype("<u8"),
+    "?": np.dtype("?"),
+}
+_NEW_COLUMNS = (
+    ("slots", "i"), ("epochs", "i"), ("prompt_lens", "i"), ("token_offsets", "i"), ("token_ids", "i"),
+    ("temperature", "f"), ("top_k", "i"), ("top_p", "f"), ("min_p", "f"), ("seed", "u"), ("min_len", "i"),
+    ("stop_offsets", "i"), ("stop_ids", "i"),
+)  # fmt: skip
+_NEW_ROW_COLUMNS = tuple(
+    name for name, _ in _NEW_COLUMNS if name not in {"token_offsets", "token_ids", "stop_offsets", "stop_ids"}
+)
+_PLAN_COLUMNS = (
+    ("slots", "i"), ("num_tokens", "i"), ("computed", "i"), ("samples", "?"), ("block_offsets", "i"),
+    ("block_ids", "i"), ("draft_offsets", "i"), ("draft_ids", "i"), ("appended_offsets", "i"),
+    ("appended_ids", "i"), ("gated", "i"),
+)  # fmt: skip
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """Returns the frame of ``plan``."""
+    new = [getattr(plan.new, name).tobytes() for name, _ in _NEW_COLUMNS] if len(plan.new) else None
+    columns = [getattr(plan, name).tobytes() for name, _ in _PLAN_COLUMNS]
+    return bytes(msgpack.packb([_PLAN, plan.step_id, plan.freed.tobytes(), new, columns]))
+
+
+def encode_result(result: StepResult) -> bytes:
+    """Returns the frame of ``result``."""
+    return bytes(
+        msgpack.packb(
+            [
+                _RESULT,
+                result.step_id,
+                result.token_offsets.tobytes(),
+                result.token_ids.tobytes(),
+                result.not_finite.tobytes(),
+                result.wait_us,
+                result.run_us,
+                result.error,
+            ]
+        )
+    )
+
+
+def encode_hello(hello: WorkerHello) -> bytes:
+    """Returns the frame of ``hello``."""
+    return bytes(msgpack.packb([_HELLO, {name: getattr(hello, name) for name in WorkerHello.__slots__}]))
+
+
+def encode_welcome(welcome: CoreWelcome) -> bytes:
+    """Returns the frame of ``welcome``."""
+    return bytes(msgpack.packb([_WELCOME, {name: getattr(welcome, name) for name in CoreWelcome.__slots__}]))
+
+
+def decode_plan(frame: bytes | memoryview) -> StepPlan:
+    """Returns the plan in ``frame``; its arrays are read-only views of it. Raises `ProtocolError`."""
+    step_id, freed, new, columns = _open(frame, _PLAN, 5)
+    if not isinstance(columns, list) or len(columns) != len(_PLAN_COLUMNS):
+        raise ProtocolError("A step plan has a wrong number of columns.")
+    values = {name: _column(raw, kind) for raw, (name, kind) in zip(columns, _PLAN_COLUMNS, strict=True)}
+    if new is None:
+        slots = NewSlots.empty()
+    elif isinstance(new, list) and len(new) == len(_NEW_COLUMNS):
+        slots = NewSlots(**{name: _column(raw, kind) for raw, (name, kind) in zip(new, _NEW_COLUMNS, strict=True)})
+    else:
+        raise ProtocolError("A step plan's new slots have a wrong number of columns.")
+    plan = StepPlan(step_id=_int(step_id), freed=_column(freed, "i"), new=slots, **values)
+    _check_plan(plan)
+    return plan
+
+
+def _check_plan(plan: StepPlan) -> None:
+    rows, fresh = len(plan.slots), len(plan.new)
+    if any(len(column) != rows for column in (plan.num_tokens, plan.computed, plan.samples)):
+        raise ProtocolError("The columns of a step plan differ in length.")
+    if any(len(getattr(plan.new, name)) != fresh for name in _NEW_ROW_COLUMNS):
+        raise ProtocolError("The columns of a step plan's new slots differ in length.")
+    _check_ragged(plan.block_offsets, plan.block_ids, rows, optional=False)
+    _check_ragged(plan.draft_offsets, plan.draft_ids, rows, optional=True)
+    _check_ragged(plan.appended_offsets, plan.appended_ids, rows, optional=True)
+    _check_ragged(plan.new.token_offsets, plan.new.token_ids, fresh, optional=False)
+    _check_ragged(plan.new.stop_offsets, plan.new.stop_ids, fresh, optional=False)
+
+
+def _check_ragged(offsets: I32, flat: I32, rows: int, *, optional: bool) -> None:
+    if optional and len(offsets) == 0 and len(flat) == 0:
+        return
+    if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
+        raise ProtocolError("The offsets of a ragged column in a frame on the worker link are malformed.")
+
+
+def decode_result(frame: bytes | memoryview) -> StepResult:
+    """Returns the result in ``frame``; its arrays are read-only views of it. Raises `ProtocolError`."""
+    step_id, offsets, ids, not_finite, wait_us, run_us, error = _open(frame, _RESULT, 8)
+    token_offsets, token_ids = _column(offsets, "i"), _column(ids, "i")
+    _check_ragged(token_offsets, token_ids, max(len(token_offsets) - 1, 0), optional=False)
+    return StepResult(
+        step_id=_int(step_id),
+        token_offsets=token_offsets,
+        token_ids=token_ids,
+        not_finite=_column(not_finite, "i"),
+        wait_us=_int(wait_us),
+        run_us=_int(run_us),
+        error=str(error),
+    )
+
+
+def decode_hello(frame: bytes | memoryview) -> WorkerHello:
+    """Returns the hello in ``frame``. Raises `ProtocolError` when it is not one, or of another protocol version."""
+    (fields,) = _open(frame, _HELLO, 2)
+    return WorkerHello(**_fields(fields, WorkerHello.__slots__, WorkerHello.__annotations__))
+
+
+def decode_welcome(frame: bytes | memoryview) -> CoreWelcome:
+    """Returns the welcome in ``frame``. Raises `ProtocolError` when it is not one, or of another protocol version."""
+    (fields,) = _open(frame, _WELCOME, 2)
+    return CoreWelcome(**_fields(fields, CoreWelcome.__slots__, CoreWelcome.__annotations__))
+
+
+def _open(frame: bytes | memoryview, kind: int, length: int) -> list[Any]:
+    try:
+        values = msgpack.unpackb(frame, max_array_len=64, max_map_len=64)
+    except ValueError as error:  # msgpack's own errors derive from it
+        raise ProtocolError(f"A frame on the worker link is not valid MessagePack: {error}") from error
+    if not isinstance(values, list) or len(values) != length or values[0] != kind:
+        raise ProtocolError("A frame on the worker link is of an unexpected kind.")
+    return values[1:]
+
+
+def _column(raw: object, kind: str) -> npt.NDArray[Any]:
+    dtype = _DTYPES[kind]
+    if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
+        raise ProtocolError("A column in a frame on the worker link has a wrong size.")
+    return np.frombuffer(raw, dtype)
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int):
+        raise ProtocolError("A number in a frame on the worker link is not an integer.")
+    return value
+
+
+def _fields(value: object, names: tuple[str, ...], kinds: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(value, dict) or not isinstance(value.get("protocol"), int):
+        raise ProtocolError("A handshake on the worker link is malformed.")
+    if value["protocol"] != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"The peer speaks version {value['protocol']} of the worker protocol, "
+            f"this process version {PROTOCOL_VERSION}."
+        )
+    for name in names:
+        expected = int if kinds[name] == "int" else str
+        if not isinstance(value.get(name), expected):
+            raise ProtocolError(f"The handshake field {name} is missing or of a wrong type.")
+    return {name: value[name] for name in names}
