@@ -32,6 +32,10 @@ class Common(BaseModel):
     )
     heartbeat_interval: Seconds = Field(1.0, description="Seconds between signs of life on a link or stream.")
     heartbeat_timeout: Seconds = Field(3.0, description="Seconds of silence after which a peer counts as dead.")
+    max_message_bytes: ByteSize = Field(
+        ByteSize(32 * MiB), ge=1 * MiB, description="Largest gRPC message between front end and core."
+    )
+    grace: Seconds = Field(3.0, description="Seconds that accepted requests may take to finish after SIGTERM.")
 
 
 class ModelChoice(BaseModel):
@@ -61,6 +65,7 @@ class FrontendOptions(BaseModel):
 class SchedulerOptions(BaseModel):
     """What a user of the core may set."""
 
+    policy: Literal["priority", "fcfs"] = Field("priority", description="Order in which waiting requests are admitted.")
     pipeline_depth: int = Field(
         2, ge=1, le=16, description="Steps that are planned before the oldest result is awaited."
     )

@@ -111,6 +111,13 @@ class Scheduler:
         if slots:
             self._state.end(slots)
 
+    def end_all(self) -> list[Request]:
+        """Ends every request and returns them; steps in flight become stale."""
+        running = [request for request in self._state.table.requests if request is not None]
+        waiting = [request for request in self._state.queue if request.slot is None]
+        self.end([*running, *waiting])
+        return [*running, *waiting]
+
     def propose(self, request: Request, ids: I32) -> None:
         """Gives a decoding request tokens to verify in its next plan; ignored unless nothing of it is in flight.
 

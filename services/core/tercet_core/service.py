@@ -1,0 +1,210 @@
+"""The core as a gRPC service: streams of front ends, and a few calls for people and probes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # the stubs leave it out
+
+from tercet_core.scheduling.request import FrontEnd
+from tercet_core.streams.connection import PROTOCOL_VERSION, FrontEndConnection
+from tercet_core.streams.encoding import stats_of
+from tercet_proto.v1 import engine_pb2 as pb
+from tercet_proto.v1 import engine_pb2_grpc as pb_grpc
+from tercet_shared.errors import ConfigurationError, UnavailableError
+
+if TYPE_CHECKING:
+    from tercet_core.engine import Engine
+    from tercet_core.scheduling.outputs import Output
+    from tercet_core.scheduling.request import Request
+    from tercet_core.streams.connection import FrameContext
+    from tercet_shared.config import CoreSettings
+    from tercet_shared.wire.step import CoreWelcome, WorkerHello
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Engine"].full_name
+
+
+class EngineService(pb_grpc.EngineServicer):
+    """Serves front ends. Useful from `attach` on, when there is an engine; until then streams are kept waiting."""
+
+    def __init__(self, core_id: str, settings: CoreSettings) -> None:
+        self.model_fingerprint = ""
+        self._core_id = core_id
+        self._settings = settings
+        self._connections: dict[FrontEnd, FrontEndConnection] = {}
+        self._next_number = 0
+        self._engine: Engine | None = None
+        self._welcome: asyncio.Future[pb.Welcome] = asyncio.get_running_loop().create_future()
+        self._draining = ""
+
+    def attach(self, engine: Engine, hello: WorkerHello, limits: CoreWelcome) -> None:
+        """Begins to take requests."""
+        self._engine = engine
+        self.model_fingerprint = hello.model_fingerprint
+        self._welcome.set_result(
+            pb.Welcome(
+                protocol=PROTOCOL_VERSION,
+                core_id=self._core_id,
+                incarnation=hello.incarnation,
+                model_name=hello.model_name,
+                model_fingerprint=hello.model_fingerprint,
+                tokenizer_fingerprint=hello.tokenizer_fingerprint,
+                vocab_size=hello.vocab_size,
+                block_size=hello.block_size,
+                num_blocks=hello.num_blocks,
+                max_slots=limits.max_slots,
+                max_model_len=limits.max_model_len,
+                max_submit_bytes=int(self._settings.max_message_bytes),
+            )
+        )
+
+    def publish(self, output: Output) -> None:
+        """Hands rows to their front end; those of a front end that has left are dropped."""
+        connection = self._connections.get(output.front_end)
+        if connection is not None:
+            connection.publish(output)
+
+    def drain(self, reason: str) -> int:
+        """Takes no new requests from now on, and tells all front ends; returns the requests that have not ended."""
+        self._draining = reason
+        for connection in self._connections.values():
+            connection.outbox.put_frame(pb.EngineFrame(draining=pb.Draining(reason=reason)))
+        return sum(connection.num_requests for connection in self._connections.values())
+
+    def close_streams(self) -> None:
+        """Ends every stream once it has carried what waits for it."""
+        for connection in self._connections.values():
+            connection.close()
+
+    # ---------------------------------------------------------------------------------------- Host of the streams
+
+    async def welcome(self) -> pb.Welcome:
+        """Waits until there is an engine, and returns what front ends are told."""
+        return await asyncio.shield(self._welcome)
+
+    def stats(self) -> pb.Stats:
+        """Returns the current numbers; zeros before there is an engine."""
+        if self._engine is None:
+            return pb.Stats()
+        return stats_of(self._engine.scheduler, self._engine.step_seconds)
+
+    def submit(self, request: Request) -> None:
+        """Takes a request. Raises `RequestError`, or `UnavailableError` when none can be taken now."""
+        if self._draining:
+            raise UnavailableError(f"This core takes no new requests: {self._draining}")
+        if self._engine is None:
+            raise UnavailableError("This core waits for its worker.")
+        self._engine.submit(request)
+
+    def end(self, requests: list[Request]) -> None:
+        """Ends requests; those that ended already are left alone."""
+        if self._engine is not None and requests:
+            self._engine.end(requests)
+
+    # ---------------------------------------------------------------------------------------- gRPC
+
+    async def Connect(self, request_iterator: object, context: FrameContext) -> None:  # noqa: N802, ARG002
+        """Serves one front end until its stream ends."""
+        number = FrontEnd(self._next_number)
+        self._next_number += 1
+        connection = FrontEndConnection(
+            number,
+            self,
+            heartbeat_interval=self._settings.heartbeat_interval,
+            heartbeat_timeout=self._settings.heartbeat_timeout,
+        )
+        self._connections[number] = connection
+        try:
+            await connection.serve(context)
+        finally:
+            del self._connections[number]
+
+    async def Info(self, request: pb.InfoRequest, context: object) -> pb.InfoReply:  # noqa: N802, ARG002
+        """Returns what this core is and how loaded."""
+        ready = self._welcome.done() and not self._draining
+        reason = self._draining or ("" if self._welcome.done() else "waiting for the worker")
+        return pb.InfoReply(
+            welcome=self._welcome.result() if self._welcome.done() else None,
+            stats=self.stats(),
+            ready=ready,
+            not_ready_reason=reason,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, context: object) -> pb.DrainReply:  # noqa: N802, ARG002
+        """Takes no new requests from now on."""
+        return pb.DrainReply(unfinished=self.drain(request.reason or "asked to drain"))
+
+    async def ResetPrefixCache(  # noqa: N802
+        self,
+        request: pb.ResetPrefixCacheRequest,  # noqa: ARG002
+        context: object,  # noqa: ARG002
+    ) -> pb.ResetPrefixCacheReply:
+        """Forgets all cached prefixes."""
+        dropped = self._engine.scheduler.reset_prefix_cache() if self._engine is not None else 0
+        return pb.ResetPrefixCacheReply(dropped_blocks=dropped)
+
+
+class HealthChecks:
+    """Answers the standard gRPC health checks of this service and of the server as a whole."""
+
+    def __init__(self, servicer: health_pb2_grpc.HealthServicer) -> None:
+        self.servicer = servicer
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """Answers SERVING or NOT_SERVING from now on."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE_NAME):
+            await self.servicer.set(name, status)
+
+
+def _check_unused(address: str) -> None:
+    """Raises `ConfigurationError` when somebody listens on a Unix address: gRPC would take the path over silently."""
+    path = address.removeprefix("unix:")
+    if path == address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {address}: {error}", param="listen") from error
+    raise ConfigurationError(f"cannot listen on {address}: another process does", param="listen")
+
+
+def make_server(service: EngineService, settings: CoreSettings) -> tuple[grpc.aio.Server, HealthChecks]:
+    """Returns a server that is bound but not started.
+
+    Raises:
+        ConfigurationError: the address cannot be used.
+    """
+    limit = int(settings.max_message_bytes)
+    server = grpc.aio.server(
+        options=[
+            # With the default of 1 a second server on the same port starts "successfully", and calls go missing.
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.max_send_message_length", limit),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 5_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.max_ping_strikes", 0),
+        ]
+    )
+    pb_grpc.add_EngineServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
+    checks = HealthChecks(health.HealthServicer())
+    health_pb2_grpc.add_HealthServicer_to_server(checks.servicer, server)
+    _check_unused(settings.listen)
+    try:
+        server.add_insecure_port(settings.listen)
+    except RuntimeError as error:
+        raise ConfigurationError(f"cannot listen on {settings.listen}: {error}", param="listen") from error
+    return server, checks

@@ -1,0 +1,186 @@
+"""One front end's stream: its requests in, its tokens out, and what happens when either side falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import grpc
+
+from tercet_core.streams.encoding import rejected, request_from
+from tercet_core.streams.outbox import Outbox
+from tercet_proto.v1 import engine_pb2 as pb
+from tercet_shared.errors import RequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from tercet_core.scheduling.outputs import Output
+    from tercet_core.scheduling.request import FrontEnd, Request
+
+_log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+
+
+class FrameContext(Protocol):
+    """What is used of ``grpc.aio.ServicerContext``, whose types leave out that `read` may return its end marker."""
+
+    async def read(self) -> pb.ClientFrame | object:
+        """Returns the next frame, or ``grpc.aio.EOF``."""
+
+    async def write(self, message: pb.EngineFrame) -> None:
+        """Sends a frame; waits while the stream is busy."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        """Ends the stream with a status."""
+
+
+class Host(Protocol):
+    """What a stream needs of the core that it belongs to."""
+
+    model_fingerprint: str
+
+    async def welcome(self) -> pb.Welcome:
+        """Waits until the worker is there and returns what front ends are told about this core."""
+
+    def stats(self) -> pb.Stats:
+        """Returns the current numbers."""
+
+    def submit(self, request: Request) -> None:
+        """Takes a request. Raises `RequestError` or `UnavailableError`."""
+
+    def end(self, requests: list[Request]) -> None:
+        """Ends requests; those that ended already are left alone."""
+
+
+class FrontEndConnection:
+    """The state of one stream. `serve` runs it to its end; then all its requests have ended."""
+
+    def __init__(self, number: FrontEnd, host: Host, *, heartbeat_interval: float, heartbeat_timeout: float) -> None:
+        self.number = number
+        self.name = "?"
+        self.outbox = Outbox()
+        self._host = host
+        self._interval = heartbeat_interval
+        self._timeout = heartbeat_timeout
+        self._requests: dict[int, Request] = {}
+        self._cut = asyncio.Event()
+        self._closing = False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    def publish(self, output: Output) -> None:
+        """Queues the rows of a step; a front end that has stopped reading is cut off."""
+        for end in output.ends:
+            self._requests.pop(int(output.handles[end.row]), None)
+        self.outbox.put(output)
+        if self.outbox.overflowed:
+            self._cut.set()
+
+    def close(self) -> None:
+        """Ends the stream once what waits in the outbox has been written."""
+        self._closing = True
+        self.outbox.wake()
+
+    async def serve(self, context: FrameContext) -> None:
+        """Runs the stream until either side ends it, falls silent, or stops reading."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                first = await context.read()
+            if not isinstance(first, pb.ClientFrame):  # the end of the stream
+                return
+            if not first.HasField("hello"):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame must be Hello")
+            if first.hello.protocol != PROTOCOL_VERSION:
+                await context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"this core speaks version {PROTOCOL_VERSION} of the stream, not {first.hello.protocol}",
+                )
+            self.name = first.hello.frontend_id
+            _log.info("front end %s connected", self.name)
+            await self._exchange(context)
+        except TimeoutError:
+            _log.warning("front end %s has been silent for %g s and counts as gone", self.name, self._timeout)
+        finally:
+            lost = list(self._requests.values())
+            self._requests.clear()
+            self._host.end(lost)
+            _log.info("front end %s left, %d requests ended with it", self.name, len(lost))
+
+    async def _exchange(self, context: FrameContext) -> None:
+        tasks = {
+            asyncio.create_task(self._read(context), name="read frames"),
+            asyncio.create_task(self._write(context), name="write frames"),
+            asyncio.create_task(self._cut.wait(), name="wait for overflow"),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+        if self._cut.is_set():
+            _log.error("front end %s does not read its stream; %d requests are aborted", self.name, self.num_requests)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the front end does not read its stream")
+
+    async def _read(self, context: FrameContext) -> None:
+        while True:
+            async with asyncio.timeout(self._timeout):
+                frame = await context.read()
+            if not isinstance(frame, pb.ClientFrame):  # EOF
+                return
+            self._take(frame)
+
+    def _take(self, frame: pb.ClientFrame) -> None:
+        leaving: list[pb.Abort | pb.Finish] = [*frame.aborts, *frame.finishes]
+        if leaving:
+            ended = [request for item in leaving if (request := self._find(item.handle, item.attempt)) is not None]
+            for request in ended:
+                del self._requests[request.handle]
+            self._host.end(ended)
+        for submit in frame.submits:
+            try:
+                self._submit(submit)
+            except (RequestError, UnavailableError) as error:
+                self.outbox.put_frame(pb.EngineFrame(rejected=[rejected(submit.handle, submit.attempt, error)]))
+
+    def _find(self, handle: int, attempt: int) -> Request | None:
+        request = self._requests.get(handle)
+        return request if request is not None and request.attempt == attempt else None
+
+    def _submit(self, submit: pb.Submit) -> None:
+        request = request_from(submit, self.number, self._host.model_fingerprint)
+        older = self._requests.get(submit.handle)
+        if older is not None:
+            if older.attempt >= submit.attempt:
+                raise RequestError("The handle is in use.", param="handle")
+            self._host.end([older])
+            del self._requests[submit.handle]
+        self._host.submit(request)
+        self._requests[submit.handle] = request
+
+    async def _write(self, context: FrameContext) -> None:
+        await self._write_welcome(context)
+        while True:
+            frames = await self.outbox.take(self._interval)
+            for frame in frames or [pb.EngineFrame(stats=self._host.stats())]:
+                await context.write(frame)
+            if self._closing and not self.outbox.pending_rows:
+                return
+
+    async def _write_welcome(self, context: FrameContext) -> None:
+        welcome = asyncio.ensure_future(self._host.welcome())
+        try:
+            while not (welcome.done() or self._closing):
+                await asyncio.wait({welcome}, timeout=self._interval)
+                if not welcome.done():
+                    await context.write(pb.EngineFrame())  # alive, but without a worker so far
+            if welcome.done():
+                await context.write(pb.EngineFrame(welcome=welcome.result()))
+        finally:
+            welcome.cancel()
