@@ -1,0 +1,314 @@
+"""The core's end: a Unix socket in a private directory, on which workers connect and receive their rings.
+
+A lock file beside the socket (``<path>.lock``, held with flock) says who may listen. The kernel drops the lock when its
+holder ends, however it ends; the socket file, which survives a SIGKILL, is stale exactly when the lock is free, and is
+then replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
+
+from tercet_shared.errors import ConfigurationError, LinkError, ProtocolError, TercetError
+from tercet_shared.ipc.connection import LinkConnection
+from tercet_shared.ipc.control import (
+    ACCEPT_BODY,
+    HEADER,
+    MAX_REPLY,
+    Kind,
+    decode_header,
+    encode,
+    encode_text,
+    receive_exactly,
+    send_all,
+    until_ready,
+)
+from tercet_shared.ipc.layout import RingMemory
+from tercet_shared.ipc.link import Stream
+from tercet_shared.ipc.ring import RingDescriptors, RingReader, RingWriter, create_ring
+from tercet_shared.ipc.settings import ListenerSettings, RingSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+MAX_PATH: Final = 107
+"""Bytes of the longest socket path: sun_path has 108, one of them ends the string (unix(7))."""
+
+_ACCEPT_RETRY_S: Final = 0.5  # there is no event for "a descriptor became free"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The worker may join. ``reply`` is sent to it, opaque here, at most 1 MiB."""
+
+    reply: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The worker may not join. ``reason`` is sent to it: one sentence."""
+
+    reason: str
+
+
+Verdict: TypeAlias = Accepted | Rejected
+HelloCallback: TypeAlias = Callable[[bytes], Verdict]
+"""Judges a hello. A ``TercetError`` that it raises is a rejection with that text."""
+ConnectionCallback: TypeAlias = Callable[[LinkConnection, bytes], None]
+"""Takes over a started connection and the hello it came with; owns the connection from then on."""
+
+
+def check_socket_path(path: Path) -> None:
+    """Raises ConfigurationError if ``path`` is too long for a Unix socket."""
+    length = len(os.fsencode(path))
+    if length > MAX_PATH:
+        raise ConfigurationError(
+            f"the socket path {path} has {length} bytes; a Unix socket allows {MAX_PATH}; choose a shorter one"
+        )
+
+
+class LinkListener:
+    """Accepts workers. ``open``, then ``serve``, then ``close``; also a context manager around the first and the last.
+
+    Args:
+        path: the socket. A missing directory is made, private to this user (and the group, if one is set).
+        settings: limits and sizes.
+    """
+
+    def __init__(self, path: Path, settings: ListenerSettings | None = None) -> None:
+        self._path = path
+        self._lock_path = path.with_name(path.name + ".lock")
+        self._settings = settings if settings is not None else ListenerSettings()
+        self._lock: int | None = None
+        self._sock: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Takes the lock, replaces a stale socket, and listens.
+
+        Raises:
+            ConfigurationError: the path cannot be used, or another process listens there; one sentence says which.
+        """
+        check_socket_path(self._path)
+        with ExitStack() as undo:
+            try:
+                self._prepare_directory()
+                lock = self._take_lock()
+                undo.callback(self._drop_lock, lock)
+                self._remove_stale()
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+                undo.callback(sock.close)
+                sock.bind(os.fspath(self._path))
+                undo.callback(self._path.unlink, missing_ok=True)
+                # Nobody can connect before listen, so the permissions are right from the first moment.
+                self._path.chmod(self._settings.mode)
+                if self._settings.group is not None:
+                    shutil.chown(self._path, group=self._settings.group)
+                sock.listen(128)
+            except LookupError as error:
+                raise ConfigurationError(
+                    f"the socket {self._path} cannot be given to a group: {error.args[0]}"
+                ) from None
+            except OSError as error:
+                raise ConfigurationError(f"cannot listen on {self._path}: {error.strerror}") from error
+            undo.pop_all()
+        self._lock, self._sock = lock, sock
+
+    def close(self) -> None:
+        """Stops listening and removes the socket and the lock file. Idempotent. Connections already made live on."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+            self._path.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._drop_lock(self._lock)
+            self._lock = None
+
+    async def serve(self, on_hello: HelloCallback, on_connection: ConnectionCallback) -> None:
+        """Accepts workers until it is cancelled. A peer that breaks the protocol is logged and closed, nobody else is.
+
+        Cancelling ends the handshakes in progress. Connections already handed to ``on_connection`` belong to it.
+        """
+        if self._sock is None:
+            raise RuntimeError("the listener is not open")
+        listening = self._sock
+        places = asyncio.Semaphore(self._settings.max_handshakes)
+        async with asyncio.TaskGroup() as handshakes:
+            while True:
+                await places.acquire()
+                try:
+                    sock, _ = listening.accept()
+                except BlockingIOError:
+                    places.release()
+                    await until_ready(listening, write=False)
+                    continue
+                except OSError as error:
+                    if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}:
+                        raise
+                    places.release()
+                    _log.warning("a worker waits to connect but cannot be accepted now: %s", error.strerror)
+                    await asyncio.sleep(_ACCEPT_RETRY_S)
+                    continue
+                task = handshakes.create_task(self._handshake(sock, on_hello, on_connection))
+                task.add_done_callback(lambda _: places.release())
+
+    async def _handshake(self, sock: socket.socket, on_hello: HelloCallback, on_connection: ConnectionCallback) -> None:
+        with ExitStack() as undo:
+            undo.callback(sock.close)
+            try:
+                async with asyncio.timeout(self._settings.handshake_timeout_s):
+                    sock.setblocking(False)
+                    hello = await self._receive_hello(sock)
+                    verdict = _judge(on_hello, hello)
+                    if isinstance(verdict, Rejected):
+                        _log.warning("a worker was rejected: %s", verdict.reason)
+                        await send_all(sock, encode_text(Kind.REJECT, verdict.reason))
+                        return
+                    connection = await self._hand_over(sock, verdict.reply, undo)
+            except TimeoutError:
+                _log.warning(
+                    "a connecting peer was closed: its handshake took longer than %g s",
+                    self._settings.handshake_timeout_s,
+                )
+                return
+            except (LinkError, ConfigurationError) as error:
+                _log.warning("a connecting peer was closed: %s", error.message)
+                return
+            except OSError as error:
+                _log.warning("a connecting peer was closed: %s", error.strerror)
+                return
+            undo.pop_all()
+        connection.start()
+        on_connection(connection, hello)
+
+    async def _receive_hello(self, sock: socket.socket) -> bytes:
+        try:
+            length = self._hello_length(await receive_exactly(sock, HEADER.size))
+        except ProtocolError as error:
+            # Best effort and without waiting: a peer of another version learns what is wrong.
+            with suppress(OSError):
+                sock.send(encode_text(Kind.REJECT, error.message))
+            raise
+        return await receive_exactly(sock, length)
+
+    def _hello_length(self, header: bytes) -> int:
+        kind, length = decode_header(header)
+        if kind is not Kind.HELLO:
+            raise ProtocolError(f"the peer began with {kind.name} instead of a hello")
+        if length > self._settings.max_hello:
+            raise ProtocolError(f"the hello has {length} bytes; the limit is {self._settings.max_hello}")
+        return length
+
+    async def _hand_over(self, sock: socket.socket, reply: bytes, undo: ExitStack) -> LinkConnection:
+        """Makes the rings, opens this side's ends, sends the worker its own. ``undo`` gets what a failure must undo."""
+        if len(reply) > MAX_REPLY:
+            raise ConfigurationError(f"the reply to a hello has {len(reply)} bytes; the limit is {MAX_REPLY}")
+        settings = self._settings
+        with ExitStack() as memories:  # the memfds are only needed until both sides have mapped them
+            plan, plan_writer = _ring_to_worker("tercet-plan", settings.plan, memories, undo)
+            mask, mask_writer = _ring_to_worker("tercet-mask", settings.mask, memories, undo)
+            result, result_reader = _ring_from_worker("tercet-result", settings.result, memories, undo)
+            body = ACCEPT_BODY.pack(settings.heartbeat.interval_s, settings.heartbeat.dead_after_s, 0, 0)
+            descriptors = tuple(
+                fd for ring in (plan, result, mask) for fd in (ring.memory, ring.data[0], ring.space[0])
+            )
+            await send_all(sock, encode(Kind.ACCEPT, body + reply), descriptors)
+        return LinkConnection(
+            sock,
+            {Stream.STEPS: plan_writer, Stream.MASKS: mask_writer},
+            {Stream.STEPS: result_reader},
+            settings.heartbeat,
+            "worker",
+        )
+
+    def _prepare_directory(self) -> None:
+        directory = self._path.parent
+        directory.mkdir(mode=0o700 if self._settings.group is None else 0o750, parents=True, exist_ok=True)
+        mode = directory.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ConfigurationError(
+                f"the directory {directory} can be written by everyone; the link needs a private one"
+            )
+
+    def _take_lock(self) -> int:
+        while True:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The holder before us may have removed the file between our open and our lock; then we locked nothing.
+                if _is_same_file(fd, self._lock_path):
+                    return fd
+            except BlockingIOError:
+                os.close(fd)
+                raise ConfigurationError(f"another process already listens on {self._path}") from None
+            except OSError:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _drop_lock(self, lock: int) -> None:
+        self._lock_path.unlink(missing_ok=True)
+        os.close(lock)
+
+    def _remove_stale(self) -> None:
+        try:
+            mode = self._path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise ConfigurationError(f"{self._path} exists and is not a socket")
+        _log.info("replacing the socket %s, which a killed process left behind", self._path)
+        self._path.unlink()
+
+
+def _judge(on_hello: HelloCallback, hello: bytes) -> Verdict:
+    try:
+        return on_hello(hello)
+    except TercetError as error:
+        return Rejected(error.message)
+
+
+def _ring_to_worker(
+    name: str, settings: RingSettings, memories: ExitStack, undo: ExitStack
+) -> tuple[RingDescriptors, RingWriter]:
+    ring = create_ring(name, capacity=settings.capacity, max_frame=settings.max_frame)
+    memories.callback(os.close, ring.memory)
+    writer = RingWriter(RingMemory(ring.memory), ring.data, ring.space)
+    undo.callback(writer.close)
+    return ring, writer
+
+
+def _ring_from_worker(
+    name: str, settings: RingSettings, memories: ExitStack, undo: ExitStack
+) -> tuple[RingDescriptors, RingReader]:
+    ring = create_ring(name, capacity=settings.capacity, max_frame=settings.max_frame)
+    memories.callback(os.close, ring.memory)
+    reader = RingReader(RingMemory(ring.memory), ring.data[0], ring.space[0])
+    undo.callback(reader.close)
+    return ring, reader
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
