@@ -40,14 +40,16 @@ class Lander:
         """
         state, table = self._state, self._state.table
         record = self._match(result)
+        accepted = np.diff(result.token_offsets)
+        finite = np.ones(len(record.slots), np.bool_)
+        if not result.error:
+            finite[result.not_finite] = False
+            self._check(record, accepted, result.token_ids, finite)
+        state.flight.popleft()  # nothing has changed so far
         live = table.epoch[record.slots] == record.epochs
         table.in_flight[record.slots[live]] -= 1
         if result.error:
             return self._fail(record.slots[live], InternalError(f"The step failed: {result.error}"))
-        accepted = np.diff(result.token_offsets)
-        finite = np.ones(len(record.slots), np.bool_)
-        finite[result.not_finite] = False
-        self._check(record, accepted, result.token_ids, finite)
         state.counters.discarded_tokens += int(accepted[~live].sum())
         sampled = live & record.samples
         self._settle(record, accepted, live, sampled, finite)
@@ -56,7 +58,7 @@ class Lander:
         kept, ids, starts = self._accept(slots, accepted[rows], result, rows)
         self._publish_blocks(record.slots[live & finite])
         outputs = self._finish(slots, kept, ids, starts)
-        broken = record.slots[sampled & ~finite]
+        broken = record.slots[live & ~finite]  # also a chunk: what follows it would be computed from its KV
         if len(broken):
             state.counters.not_finite_rows += len(broken)
             outputs += self._fail(broken, InternalError("The model's output for this request was not finite."))
@@ -72,7 +74,7 @@ class Lander:
             wrong = result.not_finite[(result.not_finite < 0) | (result.not_finite >= rows)]
             if len(result.token_offsets) != rows + 1 or len(wrong):
                 raise ProtocolError(f"The worker's answer to step {result.step_id} has wrong rows.")
-        return flight.popleft()
+        return flight[0]
 
     def _check(self, record: FlightRecord, accepted: I32, ids: I32, finite: Bool) -> None:
         low = (record.samples & finite).astype(np.int32)

@@ -1,8 +1,10 @@
 """Planning a step: one token budget, no phases (see the counters in `RequestTable`).
 
-1. Running requests in their order get what they need, as far as the budget reaches.
-2. If the pool cannot serve them, requests are preempted, the lowest priority and latest arrival first, and the budget
-   is shared anew among the rest, as if the preempted had not been running.
+1. Running requests in their order get what they need, as far as the budget reaches. A row that cannot have all of its
+   drafts has none of them, and what it leaves goes to the rows behind it.
+2. If the pool cannot serve them, all drafts give way first. Then requests are preempted, the lowest priority and latest
+   arrival first, and the budget is shared anew among the rest, as if the preempted had not been running. A request
+   that is alone waits for what it has in flight, which may end it; without that, it ends with an error.
 3. If nobody was preempted, waiting requests follow while budget, slots and blocks last.
 
 What depends on the number of running requests is vector code; Python touches only requests that start or are preempted.
@@ -34,28 +36,35 @@ class Planner:
 
     def plan(self) -> StepPlan | None:
         """Returns the next step and counts it as in flight, or None when nothing can be computed now."""
-        grants, preempted = self._share_budget()
-        new: list[NewRow] = []
-        if not preempted:
-            new = self._admit(self._state.limits.max_batched_tokens - int(grants.sum()))
-        return self._emit(grants, new)
+        grants, settled = self._share_budget()
+        return self._emit(grants, self._admit(grants) if settled else [])
 
     # ---------------------------------------------------------------------------------------- running requests
 
     def _share_budget(self) -> tuple[I32, bool]:
-        """Returns the tokens of each running request in order, and whether somebody had to be preempted."""
+        """Returns the tokens of each running request in order, and whether waiting requests may follow."""
         state, table = self._state, self._state.table
-        preempted = False
+        settled = True
         while True:
-            grants = self._grants()
+            grants, drafts = self._grants()
             order = table.order
             wanted = blocks_for(table.computed[order] + grants, table.block_size) - table.held[order]
             if int(np.maximum(wanted, 0).sum()) <= state.pool.available:
-                return grants, preempted
-            self._preempt_one()
-            preempted = True
+                self._keep_drafts(drafts)
+                return grants, settled
+            if drafts.any():
+                self._keep_drafts(np.zeros_like(drafts))
+            elif len(order) > 1:
+                self._preempt_one()
+                settled = False
+            elif table.in_flight[order[0]]:
+                return np.zeros(1, np.int32), False
+            else:
+                self._end_alone()
+                settled = True  # the pool is empty now; with nothing in flight nobody would ask for a plan again
 
-    def _grants(self) -> I32:
+    def _grants(self) -> tuple[I32, I32]:
+        """Returns the tokens of each running request in order, and how many of its drafts are among them."""
         limits, table = self._state.limits, self._state.table
         order = table.order
         ahead = table.known[order] + table.placeholders[order]
@@ -67,36 +76,51 @@ class Planner:
         before = np.cumsum(granted) - granted
         if len(order) and int(before[-1] + granted[-1]) > limits.max_batched_tokens:
             granted = np.clip(limits.max_batched_tokens - before, 0, granted).astype(np.int32)
-        if drafts.any():
-            granted = self._without_cut_drafts(order, granted, need, drafts)
-        return granted
+        if ((drafts > 0) & (granted < need)).any():
+            return self._grants_in_turn(need, drafts)
+        return granted, drafts
 
-    def _without_cut_drafts(self, order: I32, granted: I32, need: I32, drafts: I32) -> I32:
-        """Drops the drafts of rows that cannot have all of them: a part of them would count as known tokens."""
-        cut = (drafts > 0) & (granted < need)
-        for slot in order[cut].tolist():
-            self._state.table.drafts[slot] = 0
-            self._state.draft_ids.pop(slot, None)
-        return np.where(cut, np.minimum(granted, need - drafts), granted)
+    def _grants_in_turn(self, need: I32, drafts: I32) -> tuple[I32, I32]:
+        """Shares the budget row by row, because a row without its drafts leaves something to the next.
+
+        A row has all of its drafts or none: a part of them would count as known tokens.
+        """
+        limits = self._state.limits
+        left, cap = limits.max_batched_tokens, limits.long_prefill_limit or limits.max_batched_tokens
+        granted, kept = np.zeros_like(need), drafts.copy()
+        for i, (wanted, proposed) in enumerate(zip(need.tolist(), drafts.tolist(), strict=True)):
+            share = min(wanted, cap, left)
+            if proposed and share < wanted:
+                kept[i] = 0
+                share = min(share, wanted - proposed)
+            granted[i] = share
+            left -= share
+        return granted, kept
+
+    def _keep_drafts(self, drafts: I32) -> None:
+        """Drops what running requests, in order, were proposed beyond ``drafts``."""
+        table = self._state.table
+        order = table.order
+        for slot in order[table.drafts[order] > drafts].tolist():
+            table.drafts[slot] = 0
+            del self._state.draft_ids[slot]
+
+    def _end_alone(self) -> None:
+        (request,) = self._state.end([Slot(int(self._state.table.order[0]))])
+        self._report_unfit(request)
 
     def _preempt_one(self) -> None:
         state, table = self._state, self._state.table
         order = table.order
-        if len(order) == 1:
-            slot = Slot(int(order[0]))
-            (request,) = state.end([slot])
-            state.failures.append(
-                Failure(request, InternalError("The request needs more KV blocks than the whole pool has."))
-            )
-            return
         priority = table.priority[order]
         lowest = order[priority == priority.max()]
         state.preempt(Slot(int(lowest[np.argmax(table.arrival[lowest])])))
 
     # ---------------------------------------------------------------------------------------- waiting requests
 
-    def _admit(self, budget: int) -> list[NewRow]:
+    def _admit(self, grants: I32) -> list[NewRow]:
         state, table = self._state, self._state.table
+        budget = state.limits.max_batched_tokens - int(grants.sum())
         admitted: list[NewRow] = []
         headroom: int | None = None
         while budget > 0 and (request := state.queue.peek()) is not None:
@@ -104,28 +128,33 @@ class Planner:
                 break
             if request.slot is not None and table.in_flight[request.slot]:
                 break  # its tokens in flight count; it resumes when they have landed
-            if headroom is None:
-                headroom = self._headroom()
             known = int(table.known[request.slot]) if request.slot is not None else len(request.tokens)
+            if blocks_of(known, table.block_size) > state.pool.num_blocks:
+                self._fail_unfit(request)  # at once: waiting for an empty pool would hold up everybody behind it
+                continue
+            if headroom is None:
+                headroom = self._headroom(grants)
             matched = state.pool.match(self._keys(request, known))
             claimed = blocks_of(known, table.block_size) - len(matched) + state.pool.idle_among(matched)
             if claimed > headroom:
-                if table.num_running:
-                    break
-                self._fail_unfit(request)  # nobody holds blocks: it never fits
-                continue
+                break  # never when nothing runs: then the headroom is the whole pool
             row = self._start(request, known, matched, budget)
             budget -= row.tokens
             headroom -= claimed + 1
             admitted.append(row)
         return admitted
 
-    def _headroom(self) -> int:
-        """Returns the blocks that running requests claim neither for what they know nor for their next token."""
+    def _headroom(self, grants: I32) -> int:
+        """Returns the blocks that running requests claim neither for what they know nor for their next token.
+
+        With drafts, what a row was granted in this step may be more than that, and is claimed then.
+        """
         table, pool = self._state.table, self._state.pool
         order = table.order
-        to_come = blocks_for(table.known[order], table.block_size) - table.held[order]
-        return pool.available - int(np.maximum(to_come, 0).sum()) - len(order)
+        held = table.held[order]
+        to_come = blocks_for(table.known[order], table.block_size) - held
+        now = blocks_for(table.computed[order] + grants, table.block_size) - held
+        return pool.available - int(np.maximum(np.maximum(to_come, 0) + 1, now).sum())
 
     def _start(self, request: Request, known: int, matched: list[BlockId], budget: int) -> NewRow:
         """Admits or resumes ``request`` with the blocks that it matched, and gives it as many tokens as it may have."""
@@ -143,7 +172,7 @@ class Planner:
         table.matched[slot] = table.hashed[slot] = len(matched)
         table.computed[slot] = table.landed[slot] = computed
         table.append(slot)
-        self._count_start(request, computed)
+        self._count_start(request, known, computed)
         tokens_known = table.tokens[slot, :known].copy()
         row = NewSlot(slot, int(table.epoch[slot]), request.prompt_len, tokens_known, request.params)
         return NewRow(row, blocks, tokens, computed)
@@ -152,6 +181,9 @@ class Planner:
         self._state.queue.pop()
         if request.slot is not None:
             self._state.end([request.slot])
+        self._report_unfit(request)
+
+    def _report_unfit(self, request: Request) -> None:
         self._state.failures.append(
             Failure(request, InternalError("The request needs more KV blocks than the whole pool has."))
         )
@@ -179,10 +211,10 @@ class Planner:
                 return keys[:i]
         return keys[:usable]
 
-    def _count_start(self, request: Request, computed: int) -> None:
+    def _count_start(self, request: Request, known: int, computed: int) -> None:
         counters = self._state.counters
         if request.admitted:
-            counters.recomputed_tokens += max(request.lost_tokens - computed, 0)
+            counters.recomputed_tokens += max(min(request.lost_tokens, known) - computed, 0)
             request.lost_tokens = 0
             return
         request.admitted = True

@@ -64,7 +64,11 @@ class OrderedQueue:
         return request
 
     def discard(self, request: Request) -> bool:  # noqa: D102  # see WaitingQueue
-        return self._tickets.pop(request, None) is not None
+        found = self._tickets.pop(request, None) is not None
+        if len(self._heap) > 2 * len(self._tickets) + 64:  # removed ones must not pile up behind a head that stays
+            self._heap = [item for item in self._heap if self._tickets.get(item[2]) == item[1]]
+            heapq.heapify(self._heap)
+        return found
 
     def __len__(self) -> int:
         return len(self._tickets)

@@ -91,6 +91,12 @@ class Scheduler:
                 f"The prompt has {prompt} tokens, but the context only {limits.max_model_len}, output included.",
                 param="prompt",
             )
+        if prompt + request.params.max_tokens > limits.max_model_len:
+            raise ContextLengthError(
+                f"The prompt has {prompt} tokens and max_tokens is {request.params.max_tokens}; "
+                f"together they exceed the context of {limits.max_model_len}.",
+                param="max_tokens",
+            )
         if known - prompt >= request.params.max_tokens:
             raise InvalidRequestError("The resumed output has reached max_tokens already.", param="max_tokens")
         request.arrival = self._arrivals
@@ -103,7 +109,7 @@ class Scheduler:
         Requests that have ended already are left alone.
         """
         slots = []
-        for request in requests:
+        for request in dict.fromkeys(requests):  # one may be named twice
             if request.slot is not None:
                 slots.append(request.slot)
             else:
@@ -131,8 +137,9 @@ class Scheduler:
             return
         ids = ids[:room]
         table.drafts[slot] = len(ids)
+        self._state.draft_ids.pop(slot, None)
         if len(ids):
-            self._state.draft_ids[slot] = ids
+            self._state.draft_ids[slot] = np.array(ids, np.int32)
 
     def plan(self) -> StepPlan | None:
         """Returns the next step and counts it as in flight, or None when nothing can be computed now."""

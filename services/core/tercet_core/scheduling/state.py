@@ -104,7 +104,7 @@ class SchedulerState:
         if request is None:
             raise AssertionError(f"slot {slot} has no owner")
         self.counters.preemptions += 1
-        request.lost_tokens = max(request.lost_tokens, int(table.landed[slot]))
+        request.lost_tokens = int(table.computed[slot])  # also what is in flight is computed twice
         self.release_blocks(slot)
         table.residence[slot] += 1
         table.running[slot] = False

@@ -1,0 +1,6 @@
+"""The front end's side of the engine stream: cores, and the token streams that they yield."""
+
+from tercet_frontend.cores.options import StreamOptions
+from tercet_frontend.cores.pool import StaticCores
+
+__all__ = ["StaticCores", "StreamOptions"]

@@ -1,0 +1,123 @@
+"""One choice while a core runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from tercet_frontend.cores.interface import Finished, GenerationRequest, Tokens
+
+if TYPE_CHECKING:
+    from tercet_shared.errors import TercetError
+
+
+class GenerationLink(Protocol):
+    """Where a generation runs."""
+
+    def finish(self, generation: StreamGeneration, output_tokens: int) -> None:
+        """Tells the core that the choice has ended at a stop string, and forgets it."""
+
+    def abort(self, generation: StreamGeneration, reason: str) -> None:
+        """Tells the core that the choice is given up, and forgets it."""
+
+
+class StreamGeneration:
+    """A `Generation` on a core's stream. The stream adds tokens and the end; one reader takes them.
+
+    It keeps all that another attempt would need: the request, and every token that came.
+
+    Attributes:
+        request: as submitted; the prompt never changes.
+        received: output tokens so far, of all attempts, whether taken by the reader or not.
+        handle: its number on the stream.
+        attempt: 0 first; rows of another attempt are not for it.
+    """
+
+    __slots__ = (
+        "_error",
+        "_finished",
+        "_link",
+        "_over",
+        "_taken",
+        "_waiter",
+        "attempt",
+        "handle",
+        "received",
+        "request",
+    )
+
+    def __init__(self, request: GenerationRequest, link: GenerationLink, handle: int, attempt: int = 0) -> None:
+        self.request = request
+        self.handle = handle
+        self.attempt = attempt
+        self.received: list[int] = []
+        self._link: GenerationLink | None = link  # None once the core has nothing left to tell or to be told
+        self._taken = 0
+        self._finished: Finished | None = None
+        self._error: TercetError | None = None
+        self._over = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def next(self) -> Tokens:
+        """See `Generation.next`.
+
+        Raises:
+            TercetError: the choice failed; tokens that came before were returned before.
+            RuntimeError: it has ended already or was given up, or another call is waiting.
+        """
+        if self._waiter is not None:
+            raise RuntimeError("next() is awaited already")
+        while True:
+            if self._over:
+                raise RuntimeError("the generation is over")
+            if self._taken < len(self.received):
+                ids = self.received[self._taken :]
+                self._taken = len(self.received)
+                self._over = self._finished is not None
+                return Tokens(ids, self._finished)
+            if self._finished is not None:
+                self._over = True
+                return Tokens([], self._finished)
+            if self._error is not None:
+                self._over = True
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def finish(self, output_tokens: int) -> None:
+        """See `Generation.finish`."""
+        link = self._give_up()
+        if link is not None:
+            link.finish(self, output_tokens)
+
+    def abort(self, reason: str) -> None:
+        """See `Generation.abort`."""
+        link = self._give_up()
+        if link is not None:
+            link.abort(self, reason)
+
+    def wake(self) -> None:
+        """Lets the reader see what was added to `received`; several calls before it runs are as one."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def end(self, finished: Finished) -> None:
+        """The core has ended the choice."""
+        self._finished = finished
+        self._link = None
+        self.wake()
+
+    def fail(self, error: TercetError) -> None:
+        """The choice ends with an error."""
+        self._error = error
+        self._link = None
+        self.wake()
+
+    def _give_up(self) -> GenerationLink | None:
+        link, self._link = self._link, None
+        self._over = True
+        self.wake()
+        return link

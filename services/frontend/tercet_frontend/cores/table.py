@@ -1,0 +1,85 @@
+"""The choices that run on one core, by handle, and what the core's frames do to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tercet_frontend.cores.frames import FINISH_REASONS, StepColumns, error_of, step_columns
+from tercet_frontend.cores.interface import Finished
+from tercet_shared.errors import InternalError, UnavailableError
+
+if TYPE_CHECKING:
+    from tercet_frontend.cores.generation import StreamGeneration
+    from tercet_proto.v1 import engine_pb2
+
+
+class GenerationTable:
+    """Generations from their submission to their end. Rows for others (given up, ended, older attempts) are ignored."""
+
+    def __init__(self) -> None:
+        self._by_handle: dict[int, StreamGeneration] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def add(self, generation: StreamGeneration) -> None:
+        """Lets a generation receive what comes for its handle."""
+        self._by_handle[generation.handle] = generation
+
+    def remove(self, generation: StreamGeneration) -> None:
+        """Forgets a generation, if it is known."""
+        self._by_handle.pop(generation.handle, None)
+
+    def step(self, step: engine_pb2.Step) -> None:
+        """Hands out a step's tokens and ends. Each generation's reader is woken at most once.
+
+        Raises:
+            ProtocolError: the frame is malformed; then nothing of it was used.
+        """
+        columns = step_columns(step)
+        ids = columns.ids
+        by_handle = self._by_handle
+        start = 0
+        for handle, attempt, end in zip(columns.handles, columns.attempts, columns.ends, strict=True):
+            if end > start:
+                generation = by_handle.get(handle)
+                if generation is not None and generation.attempt == attempt:
+                    generation.received += ids[start:end]
+                    generation.wake()
+                start = end
+        if columns.finish_rows:
+            self._finish(columns, step)
+
+    def _finish(self, columns: StepColumns, step: engine_pb2.Step) -> None:
+        errors = {error.row: error for error in step.errors}
+        for entry, row in enumerate(columns.finish_rows):
+            generation = self._take(columns.handles[row], columns.attempts[row])
+            if generation is None:
+                continue
+            reason = FINISH_REASONS.get(columns.finish_reasons[entry])
+            if reason is not None:
+                stop_id = columns.finish_stop_ids[entry]
+                generation.end(Finished(reason, stop_id if stop_id >= 0 else None, columns.finish_cached[entry]))
+            elif row in errors:
+                generation.fail(error_of(errors[row].kind, errors[row].message, errors[row].param))
+            else:
+                generation.fail(InternalError("The core ended the request without saying why."))
+
+    def reject(self, rejected: engine_pb2.Rejected) -> None:
+        """Ends a generation that the core did not take."""
+        generation = self._take(rejected.handle, rejected.attempt)
+        if generation is not None:
+            generation.fail(error_of(rejected.kind, rejected.message, rejected.param))
+
+    def fail_all(self, message: str) -> None:
+        """Ends every generation with `UnavailableError`: the core is gone, or the front end is leaving it."""
+        lost, self._by_handle = self._by_handle, {}
+        for generation in lost.values():
+            generation.fail(UnavailableError(message))
+
+    def _take(self, handle: int, attempt: int) -> StreamGeneration | None:
+        generation = self._by_handle.get(handle)
+        if generation is None or generation.attempt != attempt:
+            return None
+        del self._by_handle[handle]
+        return generation

@@ -1,0 +1,120 @@
+"""Starting, failing and stopping, as a user sees it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.conftest import Serving, serve
+from tests.fakes.checkpoints import write_tiny_llama
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny"
+    write_tiny_llama(path)
+    return path
+
+
+def test_ctrl_c_stops_everything_within_five_seconds_and_leaves_nothing(tiny: Path) -> None:
+    with serve(tiny) as running:
+        services = running.children()
+        assert set(services) == {"frontend", "core", "worker"}
+        shared_memory = set(Path("/dev/shm").iterdir())
+        begin = time.monotonic()
+        code = running.stop(signal.SIGINT)
+        took = time.monotonic() - begin
+        assert code == 0
+        assert took < 5
+        assert not [name for name, process in services.items() if process.is_running()]
+        assert list(running.run_base.iterdir()) == []
+        assert set(Path("/dev/shm").iterdir()) <= shared_memory
+
+
+def test_a_stream_that_runs_at_ctrl_c_ends_with_one_terminal_event(tiny: Path) -> None:
+    with serve(tiny, "--served-model-name=tiny") as running:
+        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        with httpx.Client(timeout=60) as http, http.stream("POST", f"{running.url}/v1/completions", json=body) as reply:
+            lines = (line for line in reply.iter_lines() if line)
+            next(lines)
+            running.process.send_signal(signal.SIGINT)
+            events = list(lines)
+        assert events[-1] == "data: [DONE]"
+        assert running.process.wait(30) == 0
+
+
+def test_a_killed_worker_ends_its_streams_and_the_command_says_why(tiny: Path) -> None:
+    with serve(tiny, "--served-model-name=tiny") as running:
+        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        with httpx.Client(timeout=60) as http, http.stream("POST", f"{running.url}/v1/completions", json=body) as reply:
+            lines = (line for line in reply.iter_lines() if line)
+            next(lines)
+            running.children()["worker"].send_signal(signal.SIGKILL)
+            events = list(lines)
+        assert sum('"error"' in event for event in events) == 1
+        assert events[-1] == "data: [DONE]"
+        assert running.process.wait(30) == 1
+
+
+def test_the_supervisors_death_takes_the_services_along(tiny: Path) -> None:
+    with serve(tiny) as running:
+        services = list(running.children().values())
+        running.process.kill()
+        _, alive = psutil.wait_procs(services, timeout=20)
+        assert not alive
+
+
+def _fails(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tercet_shared.cli", "serve", "--port=0", *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_missing_model_is_one_sentence(tmp_path: Path) -> None:
+    assert "does not exist" in _fails(str(tmp_path / "nothing"))
+
+
+def test_a_truncated_checkpoint_is_one_sentence(tiny: Path) -> None:
+    weights = tiny / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "model.safetensors" in _fails(str(tiny))
+
+
+def test_an_unknown_architecture_is_one_sentence(tiny: Path) -> None:
+    config = tiny / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "MysteryForCausalLM"))
+    assert "MysteryForCausalLM" in _fails(str(tiny))
+
+
+def test_a_taken_port_is_one_sentence(tiny: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert str(port) in _fails(f"--port={port}", str(tiny))
+
+
+def test_a_client_that_leaves_frees_its_slot_and_blocks(serving: Serving) -> None:
+    body = {"model": "smollm2", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.Client(timeout=60) as http:
+        with http.stream("POST", f"{serving.url}/v1/completions", json=body) as reply:
+            next(reply.iter_lines())
+        begin = time.monotonic()
+        short = http.post(f"{serving.url}/v1/completions", json=body | {"max_tokens": 1, "stream": False})
+        assert short.status_code == 200
+        worker = serving.children()["worker"]
+        worker.cpu_percent()
+        while worker.cpu_percent(0.25) > 10:
+            assert time.monotonic() - begin < 20, "the worker still computes for a client that has left"
