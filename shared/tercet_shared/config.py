@@ -10,14 +10,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ByteSize, Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, CliPositionalArg, SettingsConfigDict, SettingsError
+from pydantic import BaseModel, BeforeValidator, ByteSize, Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliPositionalArg, NoDecode, SettingsConfigDict, SettingsError
 
 from tercet_shared.errors import ConfigurationError
 
 MiB = 1024 * 1024
 
 Dtype = Literal["auto", "bfloat16", "float32"]
+
+
+def _split(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+"""Several values: a flag that is given several times, or one environment variable with commas."""
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
@@ -52,11 +61,11 @@ class FrontendOptions(BaseModel):
 
     host: str = Field("127.0.0.1", description="Address that the HTTP server listens on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port that the HTTP server listens on; 0 takes a free one.")
-    served_model_name: list[str] = Field(
+    served_model_name: Names = Field(
         default_factory=list,
         description="Names under which the model is served; by default the stem of the directory or file.",
     )
-    api_key: list[str] = Field(
+    api_key: Names = Field(
         default_factory=list, description="Keys of which a client must send one; without any, all clients are served."
     )
     max_body_bytes: ByteSize = Field(ByteSize(10 * MiB), description="Largest request body that is read.")
@@ -169,7 +178,7 @@ class FrontendSettings(_Settings, Common, ModelChoice, FrontendOptions):
 
     model_config = SettingsConfigDict(cli_prog_name="tercet frontend")
 
-    core: list[str] = Field(
+    core: Names = Field(
         default_factory=list,
         description="Addresses of the cores, as host:port or unix:/path; without Redis these are all.",
     )

@@ -90,10 +90,11 @@ class Tokenizer:
         """
         backend = self.backend if allow_special else self._plain_backend
         try:
-            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+            # As a batch of one: this call lets other threads run meanwhile, and computes no offsets.
+            encoding = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except (UnicodeEncodeError, TypeError):
             clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            encoding = backend.encode(clean, add_special_tokens=add_special_tokens)
+            encoding = backend.encode_batch_fast([clean], add_special_tokens=add_special_tokens)[0]
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

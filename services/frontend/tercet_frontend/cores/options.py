@@ -35,7 +35,11 @@ class StreamOptions:
     @classmethod
     def of(cls, settings: Common) -> StreamOptions:
         """Returns the options that a service's settings ask for."""
-        return cls(heartbeat_interval=settings.heartbeat_interval, heartbeat_timeout=settings.heartbeat_timeout)
+        return cls(
+            heartbeat_interval=settings.heartbeat_interval,
+            heartbeat_timeout=settings.heartbeat_timeout,
+            max_message_bytes=int(settings.max_message_bytes),
+        )
 
     def channel_arguments(self) -> list[tuple[str, int]]:
         """Returns gRPC's channel arguments."""

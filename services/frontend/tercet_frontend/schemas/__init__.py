@@ -1,0 +1,1 @@
+"""What clients send: one Pydantic model per endpoint, and the fields that are refused by name."""

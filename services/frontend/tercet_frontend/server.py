@@ -1,0 +1,193 @@
+"""The front end's process: HTTP first, then the tokenizer, then the cores; and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from tercet_frontend.admission import Admission, Serving
+from tercet_frontend.app import create_app
+from tercet_frontend.auth import ApiKeys
+from tercet_frontend.cores import StaticCores, StreamOptions
+from tercet_frontend.routing import routing_policy
+from tercet_frontend.tokenizing import ModelText, PromptEncoder
+from tercet_shared.checkpoint import Checkpoint
+from tercet_shared.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.types import ASGIApp
+
+    from tercet_shared.config import FrontendSettings
+    from tercet_shared.lifecycle.report import Reporter
+
+GRACE = 3.0
+"""Seconds after the signal to stop in which running requests may finish; then they end with an error."""
+
+LAST_WORDS = 0.3
+"""Seconds for those errors to be sent; then connections are closed."""
+
+_KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept: longer than clients and load balancers keep theirs, so that none of them
+sends a request into a connection that is being closed."""
+
+_BACKLOG = 2_048
+_POLICY = "least_loaded"
+
+logger = logging.getLogger("tercet.frontend")
+
+
+class HttpServer:
+    """uvicorn in this process's event loop, on a socket that is already open. Signals are not its business."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        self._listener = listener
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.WARNING,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+            backlog=_BACKLOG,
+        )
+        self._server = _Uvicorn(config)
+
+    async def run(self) -> None:
+        """Serves until `stop`; returns when all connections are closed."""
+        await self._server.serve(sockets=[self._listener])
+
+    async def wait_until_up(self) -> None:
+        """Returns when requests are answered."""
+        await self._server.up.wait()
+
+    def stop(self) -> None:
+        """Accepts no more connections, closes idle ones, and the others after their response."""
+        self._server.should_exit = True
+
+    def cut(self) -> None:
+        """Closes all connections that are left, whatever they are doing."""
+        for connection in list(self._server.server_state.connections):
+            transport = connection.transport
+            if transport is not None:
+                transport.abort()
+        self._server.force_exit = True
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(settings: FrontendSettings, reporter: Reporter, stop: asyncio.Event) -> None:
+    """Runs the front end until ``stop`` is set, then ends it within `GRACE` and a little.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on, or settings cannot work.
+        CheckpointError: the model's tokenizer or configuration cannot be read.
+    """
+    keys = ApiKeys(settings.api_key)
+    with open_listener(settings.host, settings.port) as listener, PromptEncoder() as encoder:
+        port = listener.getsockname()[1]
+        admission = Admission()
+        app = create_app(admission=admission, encoder=encoder, keys=keys, max_body_bytes=int(settings.max_body_bytes))
+        http = HttpServer(app, listener)
+        async with asyncio.TaskGroup() as group:
+            server = group.create_task(http.run())
+            backend = group.create_task(_run_backend(settings, reporter, admission))
+            await http.wait_until_up()
+            reporter.ready(port=port, url=_url(settings.host, port))
+            await stop.wait()
+            admission.drain()
+            http.stop()
+            await _wind_down(server, http, admission)
+            backend.cancel()
+
+
+async def _run_backend(settings: FrontendSettings, reporter: Reporter, admission: Admission) -> None:
+    """Loads the model's text, then keeps the cores connected until it is cancelled."""
+    reporter.progress("loading tokenizer")
+    checkpoint = await asyncio.to_thread(Checkpoint.open, settings.model, revision=settings.revision)
+    text = await asyncio.to_thread(ModelText.read, checkpoint)
+    if text.defaults.repetition_penalty not in (None, 1.0):
+        logger.warning("the checkpoint's default repetition penalty is not supported and is left out")
+    cores = StaticCores(
+        settings.core,
+        names=settings.served_model_name or [checkpoint.served_name],
+        tokenizer_fingerprint=await asyncio.to_thread(lambda: text.tokenizer.fingerprint),
+        policy=routing_policy(_POLICY),
+        options=StreamOptions.of(settings),
+        frontend_id=f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}",
+    )
+    admission.loaded(Serving(text, cores))
+    reporter.progress("waiting for cores")
+    await cores.run()
+
+
+async def _wind_down(server: asyncio.Task[None], http: HttpServer, admission: Admission) -> None:
+    done, _ = await asyncio.wait((server,), timeout=GRACE)
+    if done:
+        return
+    admission.expire()
+    done, _ = await asyncio.wait((server,), timeout=LAST_WORDS)
+    if not done:
+        http.cut()
+        await asyncio.wait((server,))
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens on ``host`` and ``port``; 0 takes a free port.
+
+    Raises:
+        ConfigurationError: that is not possible; the sentence says why.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError):
+        raise ConfigurationError(f"The host {host!r} is not an address of this machine.", param="host") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # At once: until a socket listens, another process may still take the port.
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        reasons = {
+            errno.EADDRINUSE: "it is in use by another program; choose another with --port",
+            errno.EACCES: "this user may not open it; choose one above 1023 with --port",
+            errno.EADDRNOTAVAIL: "this machine does not have that address",
+        }
+        reason = reasons.get(error.errno or 0, os.strerror(error.errno or 0))
+        raise ConfigurationError(f"Cannot listen on port {port} of {host}: {reason}.", param="port") from None
+    return listener
+
+
+def _url(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104  # compared, not bound
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

@@ -1,0 +1,88 @@
+"""Prompt ids: the same inline and in a thread, and the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+
+from tercet_frontend.cores.interface import ServedModel
+from tercet_frontend.schemas.chat import Message
+from tercet_frontend.tokenizing import ModelText, PromptEncoder
+from tercet_shared.checkpoint import ChatTemplate, GenerationDefaults
+from tercet_shared.errors import ContextLengthError, InvalidRequestError
+
+MODEL = ServedModel("m", max_model_len=1000, vocab_size=300)
+
+
+class _Tokenizer:
+    """A token per character."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.release = threading.Event()
+        self.release.set()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.current_thread())
+        assert self.release.wait(20)
+        return ([1] if add_special_tokens else []) + [ord(character) for character in text]
+
+
+def _text(tokenizer: _Tokenizer, template: str | None = None) -> ModelText:
+    compiled = None if template is None else ChatTemplate({"default": template}, {}, "a test")
+    return ModelText(cast("Any", tokenizer), cast("Any", None), compiled, GenerationDefaults(), ())
+
+
+async def test_short_inline_and_long_in_a_thread() -> None:
+    tokenizer = _Tokenizer()
+    with PromptEncoder(inline_characters=10) as encoder:
+        for prompt in ("a" * 10, "a" * 11):
+            (ids,) = await encoder.prompts(_text(tokenizer), MODEL, (prompt,))
+            assert ids.tolist() == [1, *[97] * len(prompt)]
+            assert ids.dtype == "int32"
+        await encoder.prompts(_text(tokenizer), MODEL, ("a" * 6, "b" * 6))
+    inline = [thread is threading.main_thread() for thread in tokenizer.threads]
+    assert inline == [True, False, False, False]
+
+
+async def test_the_loop_goes_on_meanwhile() -> None:
+    tokenizer = _Tokenizer()
+    tokenizer.release.clear()
+    with PromptEncoder(inline_characters=10) as encoder:
+        call = asyncio.create_task(encoder.prompts(_text(tokenizer), MODEL, ("a" * 100,)))
+        await asyncio.sleep(0)  # it runs, and cannot end before the next line does
+        tokenizer.release.set()
+        assert len((await call)[0]) == 101
+
+
+async def test_chat() -> None:
+    tokenizer = _Tokenizer()
+    template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ m.name }};{% endfor %}"
+    messages = [
+        Message(role="developer", content="A"),
+        Message(role="user", content="B", name="C"),
+    ]
+    with PromptEncoder() as encoder:
+        ids = await encoder.chat(_text(tokenizer, template), MODEL, messages)
+        assert "".join(map(chr, ids)) == "sA;uBC;"  # the template writes special tokens itself
+        knows = template + "{# developer #}"
+        ids = await encoder.chat(_text(tokenizer, knows), MODEL, messages)
+        assert "".join(map(chr, ids)) == "dA;uBC;"
+        with pytest.raises(InvalidRequestError, match="no tokens"):
+            await encoder.chat(_text(tokenizer, ""), MODEL, messages)
+
+
+@pytest.mark.parametrize("inline", [0, 10**6])
+async def test_limits(inline: int) -> None:
+    with PromptEncoder(inline_characters=inline) as encoder:
+        text = _text(_Tokenizer())
+        assert len((await encoder.prompts(text, MODEL, ([5] * 999,)))[0]) == 999
+        with pytest.raises(ContextLengthError) as caught:
+            await encoder.prompts(text, MODEL, ([5], [5] * 1000))
+        assert caught.value.param == "prompt[1]"
+        for ids in ([-1], [300], [2**40]):
+            with pytest.raises(InvalidRequestError, match="vocabulary"):
+                await encoder.prompts(text, MODEL, (ids,))
