@@ -7,6 +7,7 @@ Nothing else in Tercet reads the environment for settings. Each service parses i
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,11 +22,15 @@ Dtype = Literal["auto", "bfloat16", "float32"]
 
 
 def _split(value: object) -> object:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if value.startswith("["):
+        return json.loads(value)
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
-"""Several values: a flag that is given several times, or one environment variable with commas."""
+"""Several values: a flag that is given several times, or one environment variable with commas or as a JSON list."""
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 

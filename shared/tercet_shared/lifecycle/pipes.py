@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _CHUNK: Final = 64 * 1024
 _DRAIN_LIMIT: Final = 4 * 1024 * 1024  # bytes that one drain reads; a pipe that still has a writer might never end

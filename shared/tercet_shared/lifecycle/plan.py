@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tercet_shared.config import CoreSettings, FrontendSettings, ServeSettings, WorkerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 ENGINE_SOCKET = "engine.sock"
 """gRPC socket of the core, in the run directory."""

@@ -11,13 +11,15 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tercet_shared.errors import ProtocolError, TercetError
 from tercet_shared.lifecycle import child as child_program
 from tercet_shared.lifecycle.pipes import LineReader
-from tercet_shared.lifecycle.plan import ChildSpec
 from tercet_shared.lifecycle.report import Event, parse_event
+
+if TYPE_CHECKING:
+    from tercet_shared.lifecycle.plan import ChildSpec
 
 logger = logging.getLogger(__name__)
 

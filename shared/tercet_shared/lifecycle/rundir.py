@@ -14,13 +14,15 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from tercet_shared.errors import ConfigurationError
 from tercet_shared.lifecycle.plan import socket_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
 
 MAX_SOCKET_PATH: Final = 107
 """Bytes of the longest path of a Unix socket: ``sun_path`` has 108, one of which ends the string (unix(7))."""
@@ -103,7 +105,7 @@ def base_directory(chosen: Path | None, environ: Mapping[str, str]) -> Path:
         base = chosen.expanduser().absolute()
         if not _short_enough(base):
             raise ConfigurationError(
-                f"The path {base} is too long for a Unix socket in it ({MAX_SOCKET_PATH} bytes); choose another --run-dir.",
+                f"The path {base} is too long for a Unix socket in it; choose a shorter --run-dir.",
                 param="run_dir",
             )
         try:

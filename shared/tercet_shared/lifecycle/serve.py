@@ -10,10 +10,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias
 
-from tercet_shared.config import ServeSettings
 from tercet_shared.errors import TercetError
 from tercet_shared.lifecycle.plan import plan_serve
 from tercet_shared.lifecycle.readiness import check_port
@@ -22,12 +21,31 @@ from tercet_shared.lifecycle.supervisor import EXIT_FAILED, Outcome, StopRequest
 from tercet_shared.lifecycle.terminal import Terminal
 from tercet_shared.lifecycle.views import choose_view
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
-def run_serve(settings: ServeSettings, environ: Mapping[str, str] | None = None) -> int:
-    """Runs all services on this machine until they are asked to stop, and returns the exit code."""
+    from tercet_shared.config import ServeSettings
+    from tercet_shared.lifecycle.plan import Plan
+
+
+Planner: TypeAlias = "Callable[[ServeSettings, Path, Mapping[str, str]], Plan]"
+"""Makes the plan of a run from the settings, the run directory and the environment."""
+
+
+def run_serve(
+    settings: ServeSettings, environ: Mapping[str, str] | None = None, *, planner: Planner = plan_serve
+) -> int:
+    """Runs all services on this machine until they are asked to stop, and returns the exit code.
+
+    Args:
+        settings: what the user asked for.
+        environ: the environment; by default that of this process.
+        planner: decides which processes those are.
+    """
     terminal = Terminal(sys.stdout, sys.stderr, choose_view(sys.stderr))
     terminal.start()
-    outcome = asyncio.run(_serve(settings, os.environ if environ is None else environ, terminal))
+    outcome = asyncio.run(_serve(settings, os.environ if environ is None else environ, terminal, planner))
     if outcome.message is not None:
         terminal.say(f"error: {outcome.message}")
     if not terminal.close():
@@ -36,12 +54,13 @@ def run_serve(settings: ServeSettings, environ: Mapping[str, str] | None = None)
     return outcome.code
 
 
-async def _serve(settings: ServeSettings, environ: Mapping[str, str], terminal: Terminal) -> Outcome:
+async def _serve(settings: ServeSettings, environ: Mapping[str, str], terminal: Terminal, planner: Planner) -> Outcome:
     with stop_on_signals() as stop:
         try:
             check_port(settings.host, settings.port)
             with RunDirectory(base_directory(settings.run_dir, environ)) as directory:
-                return await Supervisor(plan_serve(settings, directory.path, environ), stop, terminal).run()
+                plan = planner(settings, directory.path, environ)
+                return await Supervisor(plan, stop, terminal, grace_s=settings.grace).run()
         except TercetError as error:
             return Outcome(EXIT_FAILED, error.message)
 

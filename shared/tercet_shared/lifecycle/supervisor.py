@@ -9,8 +9,8 @@ the outcome. A death drags the others along (the core loses its worker, the fron
 the one that died by itself counts, not that of the first to complain about it.
 
 Stopping: SIGTERM to the front end, then the core, then the worker, each when the one before has ended or its turn is
-over, so that a front end with a stuck client does not leave the others without time. What is left at the end of the
-grace is killed. ``insisted`` kills at once.
+over, so that a front end with a stuck client does not leave the others without time. What is left one second after the
+services' own grace (3 s by default) is killed. ``insisted`` kills at once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tercet_shared.errors import TercetError, UnavailableError
-from tercet_shared.lifecycle.plan import Plan
 from tercet_shared.lifecycle.process import Child
 from tercet_shared.lifecycle.readiness import served_model, url_of, wait_until_ready
-from tercet_shared.lifecycle.report import Event
-from tercet_shared.lifecycle.terminal import Terminal
 
-GRACE_S: Final = 4.0
-"""Seconds from the wish to stop until what still runs is killed."""
+if TYPE_CHECKING:
+    from tercet_shared.lifecycle.plan import Plan
+    from tercet_shared.lifecycle.report import Event
+    from tercet_shared.lifecycle.terminal import Terminal
 
-_TURNS: Final = (0.75, 0.875, 1.0)  # share of the grace after which the next child is asked, whatever this one does
+MARGIN_S: Final = 1.0
+"""Seconds after the grace of the services at which what still runs is killed."""
+
+_TURNS: Final = (0.5, 0.75, 1.0)  # share of the margin after which the next child is asked, whatever this one does
 _CAUSE_S: Final = 0.5  # seconds in which a child that reported a fatal error may end before its peers are judged
 _REAP_S: Final = 0.5  # seconds that the kernel is given to end what was killed
 
@@ -63,7 +66,8 @@ class Supervisor:
         plan: the processes.
         stop: ends the run when it is set, before or after the services are ready.
         terminal: where it is shown.
-        grace_s: seconds from the wish to stop until what still runs is killed.
+        grace_s: seconds that the services may take to finish requests; their own setting.
+        margin_s: seconds after that until what still runs is killed.
         ready_timeout_s: seconds that ``/readyz`` may take to agree once every service has reported ready.
     """
 
@@ -73,13 +77,15 @@ class Supervisor:
         stop: StopRequest,
         terminal: Terminal,
         *,
-        grace_s: float = GRACE_S,
+        grace_s: float,
+        margin_s: float = MARGIN_S,
         ready_timeout_s: float = 15.0,
     ) -> None:
         self._plan = plan
         self._stop = stop
         self._terminal = terminal
         self._grace_s = grace_s
+        self._margin_s = margin_s
         self._ready_timeout_s = ready_timeout_s
         self._children = tuple(Child(spec, self) for spec in plan.children)
         self._failed = asyncio.Event()
@@ -103,7 +109,8 @@ class Supervisor:
     def on_report(self, child: Child, event: Event) -> None:
         """Shows a start, and notes a failure. See `Observer`."""
         if event.event == "progress":
-            self._terminal.progress(child.name, event.stage, event.fraction)
+            if not child.is_ready.is_set():  # what a service says later belongs into its log
+                self._terminal.progress(child.name, event.stage, event.fraction)
         elif event.event == "ready":
             self._terminal.ready(child.name)
         else:
@@ -158,10 +165,8 @@ class Supervisor:
     async def _cause(self) -> str:
         first = self._failures[0]
         if first.alive:
-            try:
+            with suppress(TimeoutError):  # it may take longer to end than its sentence is worth waiting for
                 await asyncio.wait_for(first.exited.wait(), _CAUSE_S)
-            except TimeoutError:
-                pass  # it reported a fatal error and has not ended yet
         for child in reversed(self._children):
             child.look()
         for child in self._failures:
@@ -177,14 +182,14 @@ class Supervisor:
         try:
             for child, share in zip(self._children, _turns(len(self._children)), strict=True):
                 child.terminate()
-                until = begin + self._grace_s * share
+                until = begin + self._grace_s + self._margin_s * share
                 if child.alive:
                     await _first_of(insisted, child, until - loop.time())
                 if insisted.done():
                     break
             for child in self._children:
                 if child.alive and not insisted.done():
-                    await _first_of(insisted, child, begin + self._grace_s - loop.time())
+                    await _first_of(insisted, child, begin + self._grace_s + self._margin_s - loop.time())
         finally:
             insisted.cancel()
             await self._kill_all()

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
-from tercet_shared.lifecycle.views import View
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tercet_shared.lifecycle.views import View
 
 _QUEUE: Final = 10_000  # lines
 _REFRESH_S: Final = 0.1

@@ -78,10 +78,13 @@ class RichView:
         self._finished = False
 
     def progress(self, name: str, stage: str, fraction: float | None) -> None:  # noqa: D102  # see View
+        row = self._task(name)
         if fraction is None:
-            self._progress.update(self._task(name), description=stage, total=None)
+            # `update` takes None for "leave it as it is".
+            next(task for task in self._progress.tasks if task.id == row).total = None
+            self._progress.update(row, description=stage, completed=0.0)
         else:
-            self._progress.update(self._task(name), description=stage, total=1.0, completed=min(fraction, 0.999))
+            self._progress.update(row, description=stage, total=1.0, completed=min(fraction, 0.999))
 
     def ready(self, name: str) -> None:  # noqa: D102  # see View
         self._progress.update(self._task(name), description="ready", total=1.0, completed=1.0)

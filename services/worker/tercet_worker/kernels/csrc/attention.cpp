@@ -1,0 +1,325 @@
+#include "attention.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace tercet {
+namespace {
+
+constexpr std::int32_t kMaxGroupHeads = 64;
+constexpr std::int32_t kMaxHeadSize = 512;
+
+// Below this many products per layer, waking a team costs more than it saves.
+constexpr double kSerialWork = 200'000;
+// A task over 1 / (threads * kTasksPerThread) of a step is cut along the context, if that has more keys than kMinSplitContext.
+constexpr int kTasksPerThread = 4;
+constexpr std::int32_t kMinSplitContext = 1024;
+
+constexpr std::int32_t ceil_div(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
+
+TercetAttentionProblem problem(Problem code, std::int64_t row = -1, std::int64_t value = 0, std::int64_t limit = 0) {
+    return {static_cast<std::int32_t>(code), static_cast<std::int32_t>(row), value, limit};
+}
+
+constexpr TercetAttentionProblem kFine{0, -1, 0, 0};
+
+const AttentionKernels* kernels_for(Isa isa, Dtype dtype) {
+    switch (isa) {
+#if defined(TERCET_HAVE_AVX512BF16) && defined(TERCET_HAVE_AVX512)
+        case Isa::avx512bf16:
+            return attention_kernels_avx512bf16(dtype);
+#endif
+#if defined(TERCET_HAVE_AVX512)
+        case Isa::avx512:
+            return attention_kernels_avx512(dtype);
+#endif
+#if defined(TERCET_HAVE_AVX2)
+        case Isa::avx2:
+            return attention_kernels_avx2(dtype);
+#endif
+        default:
+            return attention_kernels_generic(dtype);
+    }
+}
+
+Isa chosen_isa(const TercetAttentionConfig& config) {
+    return config.isa < 0 ? isa_best() : static_cast<Isa>(config.isa);
+}
+
+}  // namespace
+
+void Attention::FreeAligned::operator()(void* p) const { std::free(p); }
+
+TercetAttentionProblem Attention::check(const TercetAttentionConfig& c) {
+    const bool sound = c.kv != nullptr && c.num_layers > 0 && c.num_blocks > 0 && c.block_size > 0 &&
+                       c.block_size % kTileKeys == 0 &&
+                       c.query_heads > 0 && c.kv_heads > 0 && c.query_heads % c.kv_heads == 0 &&
+                       c.query_heads / c.kv_heads <= kMaxGroupHeads && c.head_size > 0 && c.head_size % 16 == 0 &&
+                       c.head_size <= kMaxHeadSize && (c.dtype == 0 || c.dtype == 1) && c.threads > 0 &&
+                       c.scale > 0.0f && c.soft_cap >= 0.0f;
+    if (!sound) return problem(Problem::geometry);
+    if (!isa_available(chosen_isa(c))) return problem(Problem::isa, -1, c.isa);
+    return kFine;
+}
+
+Attention::Attention(const TercetAttentionConfig& c) : kv_(static_cast<char*>(c.kv)), threads_(c.threads) {
+    Geometry& g = geometry_;
+    const auto dtype = static_cast<Dtype>(c.dtype);
+    g.query_heads = c.query_heads;
+    g.kv_heads = c.kv_heads;
+    g.group_heads = c.query_heads / c.kv_heads;
+    g.head_size = c.head_size;
+    g.block_size = c.block_size;
+    g.num_layers = c.num_layers;
+    g.num_blocks = c.num_blocks;
+    g.element_bytes = dtype == Dtype::float32 ? 4 : 2;
+    g.tile_bytes = static_cast<std::int64_t>(kTileKeys) * g.head_size * g.element_bytes;
+    g.half_bytes = g.tile_bytes * (g.block_size / kTileKeys);
+    g.block_bytes = 2 * g.half_bytes * g.kv_heads;
+    g.layer_bytes = g.block_bytes * g.num_blocks;
+    g.scale = c.scale;
+    g.soft_cap = c.soft_cap;
+    g.task_tokens = std::max(1, kTargetRows / g.group_heads);
+    g.task_rows = g.task_tokens * g.group_heads;
+    kernels_ = kernels_for(chosen_isa(c), dtype);
+    windows_.assign(static_cast<std::size_t>(g.num_layers), 0);
+    if (c.windows != nullptr) std::copy_n(c.windows, g.num_layers, windows_.begin());
+
+    const auto rows = static_cast<std::size_t>(g.task_rows);
+    const auto width = static_cast<std::size_t>(g.head_size);
+    const auto padded = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
+    const std::size_t row_values = padded(rows * width * 4);
+    const std::size_t row_scalars = padded(rows * 4);
+    // A page apart, so that threads never share a line or a page of it.
+    const std::size_t per_thread = (3 * row_values + rows * 64 + 3 * row_scalars + 2 * padded(4 * width) + 4095) / 4096 * 4096;
+    scratch_memory_.reset(std::aligned_alloc(4096, per_thread * static_cast<std::size_t>(threads_)));
+    if (!scratch_memory_) throw std::bad_alloc();
+    std::memset(scratch_memory_.get(), 0, per_thread * static_cast<std::size_t>(threads_));
+    for (std::int32_t t = 0; t < threads_; ++t) {
+        char* at = static_cast<char*>(scratch_memory_.get()) + per_thread * static_cast<std::size_t>(t);
+        const auto take = [&at](std::size_t bytes) {
+            char* p = at;
+            at += bytes;
+            return p;
+        };
+        Scratch s{};
+        s.q = take(row_values);
+        s.acc = reinterpret_cast<float*>(take(row_values));
+        s.total = reinterpret_cast<float*>(take(row_values));
+        s.lanes = reinterpret_cast<float*>(take(rows * 64));
+        s.max = reinterpret_cast<float*>(take(row_scalars));
+        s.total_max = reinterpret_cast<float*>(take(row_scalars));
+        s.total_sum = reinterpret_cast<float*>(take(row_scalars));
+        s.edge = take(2 * padded(4 * width));
+        scratch_.push_back(s);
+    }
+}
+
+TercetAttentionProblem Attention::validate(const TercetAttentionStep& step) const {
+    const Geometry& g = geometry_;
+    if (step.query_start_loc[0] != 0) return problem(Problem::query_start, 0, step.query_start_loc[0], 0);
+    for (std::int32_t r = 0; r < step.requests; ++r) {
+        const std::int32_t begin = step.query_start_loc[r];
+        const std::int32_t end = step.query_start_loc[r + 1];
+        if (end <= begin) return problem(Problem::query_start, r + 1, end, begin);
+        if (end > step.tokens) return problem(Problem::token_count, r + 1, end, step.tokens);
+        const std::int32_t slot = step.slots[r];
+        if (slot < 0 || slot >= step.max_slots) return problem(Problem::slot, r, slot, step.max_slots);
+        const std::int32_t context = step.seq_lens[r];
+        if (context < end - begin) return problem(Problem::context, r, context, end - begin);
+        const std::int64_t capacity = static_cast<std::int64_t>(step.max_blocks) * g.block_size;
+        if (context > capacity) return problem(Problem::context_blocks, r, context, capacity);
+        const std::int32_t* blocks = step.block_table + slot * step.block_table_stride;
+        const std::int32_t count = ceil_div(context, g.block_size);
+        for (std::int32_t b = 0; b < count; ++b) {
+            if (blocks[b] < 0 || blocks[b] >= g.num_blocks) return problem(Problem::block, r, blocks[b], g.num_blocks);
+        }
+    }
+    const std::int64_t places = static_cast<std::int64_t>(g.num_blocks) * g.block_size;
+    for (std::int32_t t = 0; t < step.tokens; ++t) {
+        const std::int64_t place = step.slot_mapping[t];
+        if (place < -1 || place >= places) return problem(Problem::slot_mapping, t, place, places);
+    }
+    return kFine;
+}
+
+void Attention::cut(const TercetAttentionStep& step) {
+    const Geometry& g = geometry_;
+    slot_mapping_.assign(step.slot_mapping, step.slot_mapping + step.tokens);
+    tokens_ = step.tokens;
+    used_tokens_ = step.query_start_loc[step.requests];
+
+    // Block ids are kept, not referred to: the table may then change while the step runs. Sized first: tasks point into it.
+    std::size_t num_blocks = 0;
+    double keys_per_head = 0;
+    for (std::int32_t r = 0; r < step.requests; ++r) {
+        const double queries = step.query_start_loc[r + 1] - step.query_start_loc[r];
+        num_blocks += static_cast<std::size_t>(ceil_div(step.seq_lens[r], g.block_size));
+        keys_per_head += queries * (step.seq_lens[r] - (queries - 1) / 2);
+    }
+    blocks_.resize(num_blocks);
+    const double work = keys_per_head * g.query_heads * g.head_size;
+    serial_ = threads_ == 1 || work < kSerialWork;
+    const double most = keys_per_head * g.query_heads / (threads_ * kTasksPerThread);
+
+    // Requests and tiles backwards: prefills come last in a batch and their last tiles are the longest, and long tasks go first.
+    tasks_.clear();
+    merges_.clear();
+    std::size_t partial_values = 0;
+    std::int32_t* kept = blocks_.data();
+    for (std::int32_t r = step.requests - 1; r >= 0; --r) {
+        const std::int32_t begin = step.query_start_loc[r];
+        const std::int32_t queries = step.query_start_loc[r + 1] - begin;
+        const std::int32_t context = step.seq_lens[r];
+        const std::int32_t* blocks = kept;
+        kept = std::copy_n(step.block_table + step.slots[r] * step.block_table_stride, ceil_div(context, g.block_size), kept);
+        for (std::int32_t tile = ceil_div(queries, g.task_tokens) - 1; tile >= 0; --tile) {
+            Task task{};
+            task.blocks = blocks;
+            task.token = begin + tile * g.task_tokens;
+            task.tokens = std::min(g.task_tokens, queries - tile * g.task_tokens);
+            task.position = context - queries + tile * g.task_tokens;
+            task.context = context;
+            const std::int32_t keys = task.position + task.tokens;
+            const std::int32_t splits = ceil_div(keys, kSplitKeys);
+            const std::int32_t rows = task.tokens * g.group_heads;
+            const bool split = !serial_ && keys > kMinSplitContext && static_cast<double>(keys) * rows > most;
+            for (task.kv_head = 0; task.kv_head < g.kv_heads; ++task.kv_head) {
+                task.split_begin = 0;
+                task.split_end = splits;
+                if (!split) {
+                    tasks_.push_back(task);
+                    continue;
+                }
+                merges_.push_back(task);
+                partial_values += static_cast<std::size_t>(splits * rows) * static_cast<std::size_t>(kPartialHeader + g.head_size);
+            }
+        }
+    }
+    if (merges_.empty()) return;
+    if (partials_.size() < partial_values) partials_.resize(partial_values);
+    std::vector<Task> whole;
+    whole.swap(tasks_);
+    float* partials = partials_.data();
+    for (Task& merge : merges_) {
+        merge.partials = partials;
+        partials += static_cast<std::ptrdiff_t>(merge.split_end) * merge.tokens * g.group_heads * (kPartialHeader + g.head_size);
+        for (std::int32_t s = 0; s < merge.split_end; ++s) {
+            Task piece = merge;
+            piece.split_begin = s;
+            piece.split_end = s + 1;
+            tasks_.push_back(piece);
+        }
+    }
+    tasks_.insert(tasks_.end(), whole.begin(), whole.end());
+}
+
+TercetAttentionProblem Attention::plan(const TercetAttentionStep& step) {
+    planned_ = false;
+    const TercetAttentionProblem found = validate(step);
+    if (found.code != 0) return found;
+    cut(step);
+    planned_ = true;
+    return kFine;
+}
+
+void Attention::run_serial(const LayerCall& call) {
+    kernels_->write(geometry_, call, slot_mapping_.data(), 0, tokens_);
+    for (const Task& task : tasks_) kernels_->run(geometry_, call, task, scratch_[0]);
+    for (const Task& task : merges_) kernels_->merge(geometry_, call, task, scratch_[0]);
+}
+
+void Attention::run_parallel(const LayerCall& call) {
+    const auto tasks = static_cast<std::int32_t>(tasks_.size());
+    const auto merges = static_cast<std::int32_t>(merges_.size());
+#pragma omp parallel num_threads(threads_)
+    {
+        // The runtime may give fewer threads than asked for, never more.
+        const Scratch& scratch = scratch_[static_cast<std::size_t>(omp_get_thread_num())];
+        const std::int64_t team = omp_get_num_threads();
+        const std::int64_t me = omp_get_thread_num();
+        kernels_->write(geometry_, call, slot_mapping_.data(), static_cast<std::int32_t>(tokens_ * me / team),
+                        static_cast<std::int32_t>(tokens_ * (me + 1) / team));
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1)
+        for (std::int32_t i = 0; i < tasks; ++i) {
+            kernels_->run(geometry_, call, tasks_[static_cast<std::size_t>(i)], scratch);
+        }
+        if (merges > 0) {
+#pragma omp for schedule(dynamic, 1)
+            for (std::int32_t i = 0; i < merges; ++i) {
+                kernels_->merge(geometry_, call, merges_[static_cast<std::size_t>(i)], scratch);
+            }
+        }
+    }
+}
+
+TercetAttentionProblem Attention::forward(std::int32_t layer, LayerCall call) {
+    const Geometry& g = geometry_;
+    if (layer < 0 || layer >= g.num_layers) return problem(Problem::layer, -1, layer, g.num_layers);
+    if (!planned_) return problem(Problem::no_plan);
+    call.kv = kv_ + layer * g.layer_bytes;
+    call.window = windows_[static_cast<std::size_t>(layer)];
+    if (serial_) {
+        run_serial(call);
+    } else {
+        run_parallel(call);
+    }
+    const std::int64_t row_bytes = static_cast<std::int64_t>(g.query_heads) * g.head_size * g.element_bytes;
+    for (std::int32_t t = used_tokens_; t < tokens_; ++t) {
+        std::memset(call.out + t * call.out_stride, 0, static_cast<std::size_t>(row_bytes));
+    }
+    return kFine;
+}
+
+}  // namespace tercet
+
+using tercet::Attention;
+using tercet::Problem;
+
+extern "C" {
+
+// Returns the attention, to be released with tercet_attention_destroy, or null with *problem filled in.
+void* tercet_attention_create(const TercetAttentionConfig* config, TercetAttentionProblem* problem) {
+    *problem = Attention::check(*config);
+    if (problem->code != 0) return nullptr;
+    try {
+        return new Attention(*config);
+    } catch (const std::bad_alloc&) {
+        problem->code = static_cast<std::int32_t>(Problem::memory);
+        return nullptr;
+    }
+}
+
+void tercet_attention_destroy(void* attention) { delete static_cast<Attention*>(attention); }
+
+// Returns 0, or the code that *problem explains.
+std::int32_t tercet_attention_plan(void* attention, const TercetAttentionStep* step, TercetAttentionProblem* problem) {
+    try {
+        *problem = static_cast<Attention*>(attention)->plan(*step);
+    } catch (const std::bad_alloc&) {
+        problem->code = static_cast<std::int32_t>(Problem::memory);
+    }
+    return problem->code;
+}
+
+// q and out [tokens, query_heads, head_size], k and v [tokens, kv_heads, head_size]; strides in bytes from token to token.
+std::int32_t tercet_attention_forward(void* attention, std::int32_t layer, const void* q, const void* k, const void* v,
+                                      void* out, std::int64_t q_stride, std::int64_t k_stride, std::int64_t v_stride,
+                                      std::int64_t out_stride) {
+    tercet::LayerCall call{};
+    call.q = static_cast<const char*>(q);
+    call.k = static_cast<const char*>(k);
+    call.v = static_cast<const char*>(v);
+    call.out = static_cast<char*>(out);
+    call.q_stride = q_stride;
+    call.k_stride = k_stride;
+    call.v_stride = v_stride;
+    call.out_stride = out_stride;
+    return static_cast<Attention*>(attention)->forward(layer, call).code;
+}
+}

@@ -1,0 +1,112 @@
+// The paged attention of one worker: geometry, the plan of the current step, and working memory per thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "attention_types.hpp"
+#include "isa.hpp"
+
+extern "C" {
+
+// Mirrored in kernels/attention_abi.py; raise tercet_abi_version with it.
+struct TercetAttentionConfig {
+    void* kv;  // [num_layers][num_blocks][kv_heads][K | V], 64-byte aligned, not owned
+    const std::int32_t* windows;  // [num_layers], 0: all keys; null: 0 everywhere
+    std::int32_t num_layers;
+    std::int32_t num_blocks;
+    std::int32_t block_size;
+    std::int32_t query_heads;
+    std::int32_t kv_heads;
+    std::int32_t head_size;
+    std::int32_t dtype;    // 0 float32, 1 bfloat16
+    std::int32_t isa;      // -1: the best available
+    std::int32_t threads;
+    float scale;
+    float soft_cap;
+};
+
+struct TercetAttentionStep {
+    const std::int32_t* query_start_loc;  // [requests + 1]
+    const std::int32_t* seq_lens;         // [requests]
+    const std::int32_t* slots;            // [requests], rows of block_table
+    const std::int32_t* block_table;      // [max_slots][block_table_stride]
+    const std::int64_t* slot_mapping;     // [tokens]
+    std::int64_t block_table_stride;
+    std::int32_t requests;
+    std::int32_t tokens;
+    std::int32_t max_slots;
+    std::int32_t max_blocks;
+};
+
+struct TercetAttentionProblem {
+    std::int32_t code;  // see tercet::Problem
+    std::int32_t row;
+    std::int64_t value;
+    std::int64_t limit;
+};
+}
+
+namespace tercet {
+
+// Mirrored in kernels/attention_abi.py.
+enum class Problem : std::int32_t {
+    none = 0,
+    query_start = 1,     // query_start_loc[row] is not above its predecessor, or does not begin at 0; limit: the predecessor
+    token_count = 2,     // query_start_loc ends beyond the tokens
+    slot = 3,            // slots[row] is not a row of the block table
+    context = 4,         // seq_lens[row] is less than its queries (limit)
+    context_blocks = 5,  // seq_lens[row] is more than the block table holds (limit)
+    block = 6,           // a block id of request `row` is not below limit
+    slot_mapping = 7,    // slot_mapping[row] is neither -1 nor below limit
+    geometry = 8,        // the configuration cannot be served
+    isa = 9,             // the instruction set is not available
+    memory = 10,
+    layer = 11,
+    no_plan = 12,
+};
+
+class Attention {
+  public:
+    // Throws std::bad_alloc. The configuration has passed check().
+    explicit Attention(const TercetAttentionConfig& config);
+
+    static TercetAttentionProblem check(const TercetAttentionConfig& config);
+
+    // Validates a step, keeps what the layers need of it, and cuts it into tasks. On a problem no plan is in force.
+    TercetAttentionProblem plan(const TercetAttentionStep& step);
+
+    // Writes K and V of this step and attends, for one layer. call.kv and call.window are filled in here.
+    TercetAttentionProblem forward(std::int32_t layer, LayerCall call);
+
+  private:
+    struct FreeAligned {
+        void operator()(void* p) const;
+    };
+
+    TercetAttentionProblem validate(const TercetAttentionStep& step) const;
+    void cut(const TercetAttentionStep& step);
+    void run_serial(const LayerCall& call);
+    void run_parallel(const LayerCall& call);
+
+    Geometry geometry_;
+    const AttentionKernels* kernels_;
+    char* kv_;
+    std::vector<std::int32_t> windows_;
+    std::int32_t threads_;
+    std::unique_ptr<void, FreeAligned> scratch_memory_;
+    std::vector<Scratch> scratch_;
+
+    bool planned_ = false;
+    bool serial_ = true;
+    std::int32_t tokens_ = 0;
+    std::int32_t used_tokens_ = 0;
+    std::vector<std::int64_t> slot_mapping_;
+    std::vector<std::int32_t> blocks_;
+    std::vector<Task> tasks_;
+    std::vector<Task> merges_;
+    std::vector<float> partials_;
+};
+
+}  // namespace tercet

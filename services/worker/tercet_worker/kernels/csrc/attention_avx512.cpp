@@ -1,0 +1,7 @@
+#include "attention_kernel.hpp"
+
+namespace tercet {
+
+const AttentionKernels* attention_kernels_avx512(Dtype dtype) { return attention_kernels(dtype); }
+
+}  // namespace tercet

@@ -1,0 +1,224 @@
+// One row block against one group of 64 keys: scores, online softmax in float32, weighted values.
+//
+// A row block is what the registers hold: at most kMaxRows rows, whose scores for the group are summed there. Every row is
+// computed the same way whatever block it lies in, so results are the same to the bit. The online softmax is that of Milakov
+// and Gimelshein (arXiv:1805.02867), in base 2. Include only from files compiled for one instruction set.
+#pragma once
+
+#include "attention_types.hpp"
+#include "kv_elements.hpp"
+
+namespace tercet {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 6;      // of a row block
+constexpr int kScoreTiles = 4;   // key tiles accumulated at once
+constexpr int kValueLines = 4;   // 16-column parts of the output accumulated at once
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 4;
+constexpr int kScoreTiles = 1;
+constexpr int kValueLines = 1;
+#else
+constexpr int kMaxRows = 2;
+constexpr int kScoreTiles = 1;
+constexpr int kValueLines = 1;
+#endif
+constexpr int kMaxTaskRows = 64;
+constexpr float kLog2E = 1.44269504088896340736f;
+
+struct RowBlock {
+    int first;     // row of the task
+    int rows;      // 1 .. kMaxRows
+    int min_key;   // smallest key that a row of it sees
+    int max_key;   // largest
+};
+
+// 64 keys: where their lines are. Tiles outside the context repeat one inside it, and are masked.
+template <class C>
+struct KeyGroup {
+    int start;
+    const char* k[kGroupTiles];
+    const char* v[kGroupKeys / C::kStepKeys];
+};
+
+struct RowLimits {
+    int first_key[kMaxTaskRows];
+    int last_key[kMaxTaskRows];
+};
+
+// Working memory of one row block.
+struct BlockView {
+    const void* q;  // [step][rows]
+    float* acc;     // [rows][D]
+    float* lanes;   // [rows][16]
+    float* max;     // [rows]
+    const int* first_key;
+    const int* last_key;
+};
+
+TERCET_INLINE int smaller(int a, int b) { return a < b ? a : b; }
+TERCET_INLINE int larger(int a, int b) { return a > b ? a : b; }
+
+// Scores of one row as cap * tanh(score / cap), in base 2; `factor` is 2 * log2(e) * scale / cap.
+__attribute__((noinline)) static void cap_scores(F16* s, float factor, float cap) {
+    for (int t = 0; t < kGroupTiles; ++t) {
+        TERCET_EACH {
+            // tanh(x) = 1 - 2 / (e^(2x) + 1), within where the power is finite. Operands are ordered so that not-a-number stays.
+            const vf x = min_part(splat(60.0f), max_part(splat(-60.0f), s[t].part[i] * splat(factor)));
+            const vf tanh = splat(1.0f) - splat(2.0f) / (exp2_part<5>(x) + splat(1.0f));
+            s[t].part[i] = tanh * splat(cap * kLog2E);
+        }
+    }
+}
+
+// Minus infinity where a lane's key is outside [first, last].
+TERCET_INLINE F16 masked(const F16& s, int first_lane_key, int first, int last) {
+    static const std::int32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const I16 lanes = load16i(kLanes);
+    F16 r;
+    TERCET_EACH {
+        const vi key = lanes.part[i] + splat_int(first_lane_key);
+        const vi seen = (key >= splat_int(first)) & (key <= splat_int(last));
+        r.part[i] = seen ? s.part[i] : splat(kNegInf);
+    }
+    return r;
+}
+
+template <class C, int M, int ND>
+TERCET_INLINE void add_values(const KeyGroup<C>& group, int begin, int end, const float (*p)[kGroupKeys],
+                              const float* shrink, float* acc, int head_size, int column) {
+    F16 sum[M][ND];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+        for (int d = 0; d < ND; ++d) sum[m][d] = mul16(load16(acc + m * head_size + column + 16 * d), shrink[m]);
+    }
+    const int line_offset = column * 4;
+    for (int step = begin; step < end; ++step) {
+        const char* row = group.v[step] + line_offset;
+        typename C::Line line[ND];
+#pragma GCC unroll 8
+        for (int d = 0; d < ND; ++d) line[d] = C::load(row + 64 * d);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+            const auto* weight = reinterpret_cast<const typename C::Step*>(p[m]) + step;
+#pragma GCC unroll 8
+            for (int d = 0; d < ND; ++d) sum[m][d] = C::dot(sum[m][d], line[d], weight);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+        for (int d = 0; d < ND; ++d) store16(acc + m * head_size + column + 16 * d, sum[m][d]);
+    }
+}
+
+template <class C, int M>
+TERCET_INLINE void scores(const KeyGroup<C>& group, const typename C::Step* q, int steps, F16 (&s)[M][kGroupTiles]) {
+#pragma GCC unroll 8
+    for (int t0 = 0; t0 < kGroupTiles; t0 += kScoreTiles) {
+        F16 sum[M][kScoreTiles];
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+            for (int t = 0; t < kScoreTiles; ++t) sum[m][t] = F16{};
+        }
+        for (int step = 0; step < steps; ++step) {
+            typename C::Line line[kScoreTiles];
+#pragma GCC unroll 8
+            for (int t = 0; t < kScoreTiles; ++t) line[t] = C::load(group.k[t0 + t] + 64 * step);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+                for (int t = 0; t < kScoreTiles; ++t) sum[m][t] = C::dot(sum[m][t], line[t], q + step * M + m);
+            }
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+            for (int t = 0; t < kScoreTiles; ++t) s[m][t0 + t] = sum[m][t];
+        }
+    }
+}
+
+// Takes one group of keys into the online softmax of one row block.
+template <class C, int M>
+__attribute__((noinline)) static void attend(const Geometry& g, const KeyGroup<C>& group, const RowBlock& block,
+                                             const BlockView& view) {
+    const int head_size = g.head_size;
+    F16 s[M][kGroupTiles];
+    scores<C, M>(group, static_cast<const typename C::Step*>(view.q), head_size / C::kStepKeys, s);
+
+    bool mask = false;
+    for (int m = 0; m < M; ++m) {
+        mask |= view.last_key[m] < group.start + kGroupKeys - 1 || view.first_key[m] > group.start;
+    }
+
+    // Nothing here branches on the scores: a maximum that moves is as likely as not, and a wrong guess costs more than a rescale.
+    // Where it did not move the rescale is by exactly 1.
+    const float to_base2 = g.soft_cap == 0.0f ? g.scale * kLog2E : 1.0f;
+    alignas(64) float p[M][kGroupKeys];
+    alignas(64) float shrink[16] = {};
+    F16 sums[M];
+#pragma GCC unroll 1
+    for (int m = 0; m < M; ++m) {
+        if (g.soft_cap != 0.0f) cap_scores(s[m], 2.0f * kLog2E * g.scale / g.soft_cap, g.soft_cap);
+        if (mask) {
+#pragma GCC unroll 4
+            for (int t = 0; t < kGroupTiles; ++t) {
+                s[m][t] = masked(s[m][t], group.start + kTileKeys * t, view.first_key[m], view.last_key[m]);
+            }
+        }
+        const float group_max = horizontal_max(max16(max16(s[m][0], s[m][1]), max16(s[m][2], s[m][3]))) * to_base2;
+        const float old_max = view.max[m];
+        const float new_max = group_max > old_max ? group_max : old_max;
+        const float base = new_max == kNegInf ? 0.0f : new_max;  // a row that has seen no key yet: all its weights become 0
+        view.max[m] = new_max;
+        shrink[m] = old_max - base;
+        F16 weight[kGroupTiles];
+#pragma GCC unroll 4
+        for (int t = 0; t < kGroupTiles; ++t) {
+            weight[t] = exp2_16<C::kExpDegree>(fma16(s[m][t], splat16(to_base2), splat16(-base)));
+            C::store_probabilities(p[m], t, weight[t]);
+        }
+        sums[m] = add16(add16(weight[0], weight[1]), add16(weight[2], weight[3]));
+    }
+    store16(shrink, exp2_16<5>(load16(shrink)));
+    for (int m = 0; m < M; ++m) {
+        float* lanes = view.lanes + 16 * m;
+        store16(lanes, fma16(load16(lanes), splat16(shrink[m]), sums[m]));
+    }
+
+    const int begin = larger(block.min_key - group.start, 0) / C::kStepKeys;
+    const int end = (smaller(block.max_key + 1 - group.start, kGroupKeys) + C::kStepKeys - 1) / C::kStepKeys;
+    int column = 0;
+    for (; column + 16 * kValueLines <= head_size; column += 16 * kValueLines) {
+        add_values<C, M, kValueLines>(group, begin, end, p, shrink, view.acc, head_size, column);
+    }
+    if constexpr (kValueLines == 4) {
+        if (head_size - column == 48) add_values<C, M, 3>(group, begin, end, p, shrink, view.acc, head_size, column);
+        if (head_size - column == 32) add_values<C, M, 2>(group, begin, end, p, shrink, view.acc, head_size, column);
+    }
+    if (head_size - column == 16) add_values<C, M, 1>(group, begin, end, p, shrink, view.acc, head_size, column);
+}
+
+template <class C>
+TERCET_INLINE void attend_block(const Geometry& g, const KeyGroup<C>& group, const RowBlock& block, const BlockView& view) {
+    switch (block.rows) {
+        case 1: return attend<C, 1>(g, group, block, view);
+        case 2: return attend<C, 2>(g, group, block, view);
+#if defined(__AVX2__)
+        case 3: return attend<C, 3>(g, group, block, view);
+        case 4: return attend<C, 4>(g, group, block, view);
+#endif
+#if defined(__AVX512F__)
+        case 5: return attend<C, 5>(g, group, block, view);
+        case 6: return attend<C, 6>(g, group, block, view);
+#endif
+        default: __builtin_unreachable();
+    }
+}
+
+}  // namespace
+}  // namespace tercet

@@ -1,0 +1,215 @@
+// Paged attention of one task over key tiles, without gathering; and the write of keys and values into the tiles.
+//
+// Layout and order of reduction: attention_types.hpp. Splits merge as in Flash-Decoding.
+// Include only from files compiled for one instruction set.
+#pragma once
+
+#include "attention_block.hpp"
+
+namespace tercet {
+namespace {
+
+TERCET_INLINE std::int64_t tile_offset(const Geometry& g, std::int32_t block, int kv_head, int offset) {
+    return block * g.block_bytes + kv_head * 2 * g.half_bytes + (offset / kTileKeys) * g.tile_bytes;
+}
+
+// Finds the lines of keys [start, start + 64), of which [first, context) exist. A V step that pairs an existing key with one that
+// does not is copied with the other's half zeroed: what lies there may be anything, and 0 * NaN is NaN.
+template <class C>
+TERCET_INLINE void locate(const Geometry& g, const LayerCall& call, const Task& task, int start, int first, char* edge,
+                          KeyGroup<C>& group) {
+    constexpr int kTileSteps = kTileKeys / C::kStepKeys;
+    const int step_bytes = 4 * g.head_size;
+    const int tile_first = larger(first - start, 0) / kTileKeys;
+    const int tile_last = (smaller(task.context - start, kGroupKeys) - 1) / kTileKeys;
+    group.start = start;
+    for (int t = 0; t < kGroupTiles; ++t) {
+        const int key = start + kTileKeys * smaller(larger(t, tile_first), tile_last);
+        const std::int32_t id = task.blocks[key / g.block_size];
+        const char* tile = call.kv + tile_offset(g, id, task.kv_head, key % g.block_size);
+        group.k[t] = tile;
+        const char* values = tile + g.half_bytes;
+        for (int step = 0; step < kTileSteps; ++step) group.v[t * kTileSteps + step] = values + step * step_bytes;
+    }
+    if constexpr (C::kStepKeys == 2) {
+        const int last = task.context - 1 - start;
+        if (last < kGroupKeys && last % 2 == 0) {
+            const auto* from = reinterpret_cast<const std::uint16_t*>(group.v[last / 2]);
+            auto* to = reinterpret_cast<std::uint16_t*>(edge);
+            for (int i = 0; i < 2 * g.head_size; i += 2) {
+                to[i] = from[i];
+                to[i + 1] = 0;
+            }
+            group.v[last / 2] = edge;
+        }
+        if (first > start && first % 2 == 1) {
+            const auto* from = reinterpret_cast<const std::uint16_t*>(group.v[(first - start) / 2]);
+            auto* to = reinterpret_cast<std::uint16_t*>(edge + step_bytes);
+            for (int i = 0; i < 2 * g.head_size; i += 2) {
+                to[i] = 0;
+                to[i + 1] = from[i + 1];
+            }
+            group.v[(first - start) / 2] = edge + step_bytes;
+        }
+    }
+}
+
+// Merges a split's row into the row's total so far. A row that saw no key in a split leaves no trace; the first one that did is
+// taken over as it is.
+TERCET_INLINE void merge_row(float* total_max, float* total_sum, float* total, float max, float sum, const float* acc,
+                             int head_size) {
+    if (max == kNegInf && sum == 0.0f) return;
+    if (*total_max == kNegInf && *total_sum == 0.0f) {
+        *total_max = max;
+        *total_sum = sum;
+        std::memcpy(total, acc, static_cast<std::size_t>(head_size) * 4);
+        return;
+    }
+    const float new_max = max > *total_max ? max : *total_max;
+    const float keep = exp2_scalar(*total_max - new_max);
+    const float take = exp2_scalar(max - new_max);
+    *total_max = new_max;
+    *total_sum = *total_sum * keep + sum * take;
+    for (int d = 0; d < head_size; d += 16) {
+        store16(total + d, fma16(load16(acc + d), splat16(take), mul16(load16(total + d), keep)));
+    }
+}
+
+template <class C>
+TERCET_INLINE void write_out(const Geometry& g, const LayerCall& call, const Task& task, const float* acc, const float* sums) {
+    const int head_size = g.head_size;
+    const int element = static_cast<int>(sizeof(typename C::Element));
+    for (int i = 0, row = 0; i < task.tokens; ++i) {
+        char* out = call.out + static_cast<std::int64_t>(task.token + i) * call.out_stride +
+                    static_cast<std::int64_t>(task.kv_head) * g.group_heads * head_size * element;
+        for (int h = 0; h < g.group_heads; ++h, ++row, out += head_size * element) {
+            const float inverse = 1.0f / sums[row];
+            for (int d = 0; d < head_size; d += 16) C::store_out(out, d, mul16(load16(acc + row * head_size + d), inverse));
+        }
+    }
+}
+
+template <class C>
+static void run(const Geometry& g, const LayerCall& call, const Task& task, const Scratch& scratch) {
+    const int head_size = g.head_size;
+    const int steps = head_size / C::kStepKeys;
+    const int rows = task.tokens * g.group_heads;
+    const int element = static_cast<int>(sizeof(typename C::Element));
+
+    RowLimits limits;
+    RowBlock blocks[kMaxTaskRows];
+    for (int r = 0; r < rows; ++r) {
+        limits.last_key[r] = task.position + r / g.group_heads;
+        limits.first_key[r] = call.window > 0 ? larger(limits.last_key[r] - call.window + 1, 0) : 0;
+    }
+    const int count = (rows + kMaxRows - 1) / kMaxRows;
+    for (int b = 0, first = 0; b < count; ++b) {
+        const int size = (rows - first + count - b - 1) / (count - b);
+        blocks[b] = RowBlock{first, size, limits.first_key[first], limits.last_key[first + size - 1]};
+        auto* packed = static_cast<typename C::Step*>(scratch.q) + first * steps;
+        for (int m = 0; m < size; ++m) {
+            const int r = first + m;
+            const char* q = call.q + static_cast<std::int64_t>(task.token + r / g.group_heads) * call.q_stride +
+                            (static_cast<std::int64_t>(task.kv_head) * g.group_heads + r % g.group_heads) * head_size * element;
+            for (int step = 0; step < steps; ++step) C::pack(packed + step * size + m, q, step);
+        }
+        first += size;
+    }
+
+    const int first_key = limits.first_key[0];
+    const int last_key = limits.last_key[rows - 1];
+    const bool several = task.split_end - task.split_begin > 1;
+    if (several) {
+        for (int r = 0; r < rows; ++r) {
+            scratch.total_max[r] = kNegInf;
+            scratch.total_sum[r] = 0.0f;
+        }
+    }
+    KeyGroup<C> group;
+    for (int split = task.split_begin; split < task.split_end; ++split) {
+        for (int r = 0; r < rows; ++r) scratch.max[r] = kNegInf;
+        std::memset(scratch.lanes, 0, static_cast<std::size_t>(rows) * 64);
+        std::memset(scratch.acc, 0, static_cast<std::size_t>(rows) * head_size * 4);
+        const int begin = larger(split * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
+        const int end = smaller((split + 1) * kSplitKeys, last_key + 1);
+        for (int start = begin; start < end; start += kGroupKeys) {
+            locate<C>(g, call, task, start, first_key, scratch.edge, group);
+            for (int b = 0; b < count; ++b) {
+                const RowBlock& block = blocks[b];
+                if (block.max_key < start || block.min_key >= start + kGroupKeys) continue;
+                const int first = block.first;
+                const BlockView view{static_cast<const typename C::Step*>(scratch.q) + first * steps,
+                                     scratch.acc + first * head_size,
+                                     scratch.lanes + first * 16,
+                                     scratch.max + first,
+                                     limits.first_key + first,
+                                     limits.last_key + first};
+                attend_block<C>(g, group, block, view);
+            }
+        }
+        for (int r = 0; r < rows; ++r) {
+            const float sum = horizontal_sum(load16(scratch.lanes + 16 * r));
+            const float* acc = scratch.acc + r * head_size;
+            if (task.partials != nullptr) {
+                float* partial = task.partials + (static_cast<std::int64_t>(split) * rows + r) * (kPartialHeader + head_size);
+                partial[0] = scratch.max[r];
+                partial[1] = sum;
+                std::memcpy(partial + kPartialHeader, acc, static_cast<std::size_t>(head_size) * 4);
+            } else if (several) {
+                merge_row(scratch.total_max + r, scratch.total_sum + r, scratch.total + r * head_size, scratch.max[r], sum, acc,
+                          head_size);
+            } else {
+                scratch.total_sum[r] = sum;
+            }
+        }
+    }
+    if (task.partials == nullptr) write_out<C>(g, call, task, several ? scratch.total : scratch.acc, scratch.total_sum);
+}
+
+template <class C>
+static void merge(const Geometry& g, const LayerCall& call, const Task& task, const Scratch& scratch) {
+    const int head_size = g.head_size;
+    const int rows = task.tokens * g.group_heads;
+    for (int r = 0; r < rows; ++r) {
+        scratch.total_max[r] = kNegInf;
+        scratch.total_sum[r] = 0.0f;
+        for (int split = 0; split < task.split_end; ++split) {
+            const float* partial = task.partials + (static_cast<std::int64_t>(split) * rows + r) * (kPartialHeader + head_size);
+            merge_row(scratch.total_max + r, scratch.total_sum + r, scratch.total + r * head_size, partial[0], partial[1],
+                      partial + kPartialHeader, head_size);
+        }
+    }
+    write_out<C>(g, call, task, scratch.total, scratch.total_sum);
+}
+
+template <class C>
+static void write(const Geometry& g, const LayerCall& call, const std::int64_t* slots, std::int32_t begin, std::int32_t end) {
+    using Element = typename C::Element;
+    constexpr int kPair = 4 / static_cast<int>(sizeof(Element));  // elements of one reduction step: 1 or 2
+    const int head_size = g.head_size;
+    for (std::int32_t t = begin; t < end; ++t) {
+        const std::int64_t slot = slots[t];
+        if (slot < 0) continue;
+        const auto block = static_cast<std::int32_t>(slot / g.block_size);
+        const auto offset = static_cast<int>(slot % g.block_size);
+        const int lane = offset % kTileKeys;
+        for (int head = 0; head < g.kv_heads; ++head) {
+            char* tile = call.kv + tile_offset(g, block, head, offset);
+            const std::int64_t from = static_cast<std::int64_t>(head) * head_size * static_cast<int>(sizeof(Element));
+            const char* key = call.k + t * call.k_stride + from;
+            for (int step = 0; step < head_size / kPair; ++step) std::memcpy(tile + 64 * step + 4 * lane, key + 4 * step, 4);
+            const auto* value = reinterpret_cast<const Element*>(call.v + t * call.v_stride + from);
+            auto* line = reinterpret_cast<Element*>(tile + g.half_bytes) + (lane / kPair) * kPair * head_size + lane % kPair;
+            for (int d = 0; d < head_size; ++d) line[d * kPair] = value[d];
+        }
+    }
+}
+
+TERCET_INLINE const AttentionKernels* attention_kernels(Dtype dtype) {
+    static const AttentionKernels kFloat32{write<Float32Kv>, run<Float32Kv>, merge<Float32Kv>};
+    static const AttentionKernels kBFloat16{write<BFloat16Kv>, run<BFloat16Kv>, merge<BFloat16Kv>};
+    return dtype == Dtype::float32 ? &kFloat32 : &kBFloat16;
+}
+
+}  // namespace
+}  // namespace tercet

@@ -1,0 +1,198 @@
+"""`tercet serve` as a process of its own, with played services: signals, sudden death, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tercet_shared.lifecycle.pipes import LineReader
+from tests.fakes.processes import ended, runs
+
+SUPERVISE = Path(__file__).parents[3] / "tests/fakes/services/supervise.py"
+ORDER = ["front end", "core", "worker"]
+
+
+class Run:
+    """One `tercet serve`, with the notes of its services read as they come (through a FIFO)."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.notes = tmp_path / "notes"
+        self.base = tmp_path / "run"
+        os.mkfifo(self.notes)
+        # Also open for writing: then it has no end when the last service closes it.
+        self._reader = LineReader(os.open(self.notes, os.O_RDWR | os.O_CLOEXEC), self._on_line)
+        self._lines: list[str] = []
+        self._changed = asyncio.Event()
+
+    def open(self) -> None:
+        self._reader.open()
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _on_line(self, line: bytes) -> None:
+        self._lines.append(line.decode())
+        self._changed.set()
+
+    async def until(self, what: str, count: int = 1) -> None:
+        """Waits until ``what`` was noted ``count`` times."""
+        async with asyncio.timeout(30):
+            while len(self.noted(what)) < count:
+                self._changed.clear()
+                await self._changed.wait()
+
+    @asynccontextmanager
+    async def started(self, *flags: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
+        root = SUPERVISE.parents[3]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(SUPERVISE), str(self.notes), str(self.base), str(port), *flags),
+            stdout=PIPE,
+            stderr=PIPE,
+            env={**os.environ, "PYTHONPATH": str(root)},
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def announced(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            line = await process.stdout.readline()
+        if b"Tercet listens" not in line:
+            assert process.stderr is not None
+            pytest.fail(f"not announced: {(await process.stderr.read()).decode()}")
+
+    def noted(self, what: str) -> list[str]:
+        self._reader.drain()
+        return [line.removeprefix(what + " ") for line in self._lines if line.startswith(what + " ")]
+
+    def pids(self) -> list[int]:
+        return [int(line.rsplit(" ", 1)[1]) for line in self.noted("start")]
+
+    def left(self) -> list[object]:
+        """Processes, and entries of the directory for run directories, that are still there."""
+        return [*(pid for pid in self.pids() if runs(pid)), *self.base.iterdir()]
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    run = Run(tmp_path)
+    run.open()
+    yield run
+    run.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_stops_all_in_order_and_leaves_nothing(run: Run, number: signal.Signals) -> None:
+    async with run.started() as process:
+        await run.announced(process)
+        assert [path.name for path in sorted(next(run.base.iterdir()).iterdir())] == [
+            "core.sock", "fron.sock", "lock", "work.sock",
+        ]  # fmt: skip
+        assert next(run.base.iterdir()).stat().st_mode & 0o777 == 0o700
+        process.send_signal(number)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert run.noted("end") == ORDER
+    assert run.left() == []
+
+
+async def test_the_second_interrupt_kills_at_once(run: Run) -> None:
+    async with run.started(*(f"{name}=--stubborn" for name in ORDER)) as process:
+        await run.announced(process)
+        front = os.pidfd_open(run.pids()[0])
+        process.send_signal(signal.SIGINT)
+        await run.until("term")
+        process.send_signal(signal.SIGINT)
+        await ended(front)
+        assert await asyncio.wait_for(process.wait(), 20) == 130
+    assert run.noted("end") == []
+    assert run.left() == []
+
+
+async def test_services_die_with_a_killed_supervisor_and_the_next_start_cleans_up(run: Run) -> None:
+    async with run.started("worker=--stubborn") as process:
+        await run.announced(process)
+        pidfds = [os.pidfd_open(pid) for pid in run.pids()]
+        process.kill()
+        await process.wait()
+        for pidfd in pidfds:
+            await ended(pidfd)
+    (stale,) = run.base.iterdir()
+    async with run.started() as process:
+        await run.announced(process)
+        assert not stale.exists()
+        process.terminate()
+        await process.wait()
+    assert run.left() == []
+
+
+async def test_a_failure_is_the_last_line_and_exit_code_1(run: Run) -> None:
+    async with run.started("worker=--fatal 'The checkpoint is truncated.'") as process:
+        out, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    assert out == b""
+    assert err.decode().splitlines()[-1] == "error: The checkpoint is truncated."
+    assert b"Traceback" not in err
+    assert run.left() == []
+
+
+async def test_a_port_in_use_ends_before_anything_starts(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with run.started(port=port) as process:
+            _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    assert err.decode().splitlines() == [
+        f"error: Port {port} on 127.0.0.1 is in use by another program; choose another with --port."
+    ]
+    assert run.noted("start") == []
+
+
+async def test_broken_outputs_do_not_end_it(run: Run) -> None:
+    read, write = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(SUPERVISE), str(run.notes), str(run.base), "0", "core=--log hello"),
+        stdout=write,
+        stderr=write,
+        env={**os.environ, "PYTHONPATH": str(SUPERVISE.parents[3])},
+    )
+    os.close(write)
+    os.close(read)  # nobody reads, from the first line on
+    await run.until("start", 3)
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert run.left() == []
+
+
+async def test_a_stuck_terminal_does_not_hold_up_the_stop(run: Run) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):  # the pipe is full, and nobody reads it
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(SUPERVISE), str(run.notes), str(run.base), "0", "core=--log hello"),
+        stdout=subprocess.DEVNULL,
+        stderr=write,
+        env={**os.environ, "PYTHONPATH": str(SUPERVISE.parents[3])},
+    )
+    os.close(write)
+    await run.until("start", 3)
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    os.close(read)
+    assert run.left() == []

@@ -1,0 +1,124 @@
+"""The supervisor in this process, over small real programs that play the services."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.processes import ended
+from tests.unit.lifecycle.conftest import Stage
+
+Make = Callable[..., Stage]
+ORDER = ["front end", "core", "worker"]
+
+
+async def test_announces_when_ready_and_stops_in_order(stage: Make) -> None:
+    s = stage({"worker": "--progress 'loading weights' --log 'a line'"})
+    run = asyncio.create_task(s.run())
+    announced = await s.screen.shows("Tercet listens on http://127.0.0.1:")
+    assert '"model": "played"' in announced
+    assert "curl -N" in announced
+    s.stop.asked.set()
+    outcome = await run
+    assert (outcome.code, outcome.message) == (0, None)
+    assert s.noted("term") == ORDER
+    assert s.noted("end") == ORDER
+    notes = s.notes.read_text().splitlines()
+    assert notes.index("end front end") < notes.index("term core")
+    assert notes.index("end core") < notes.index("term worker")
+    assert "worker: loading weights 0.5" in s.screen.lines
+    assert "worker | a line" in s.screen.lines
+    assert {f"{name}: ready" for name in ORDER} <= set(s.screen.lines)
+
+
+@pytest.mark.parametrize("name", ORDER)
+async def test_a_fatal_report_becomes_the_outcome(stage: Make, name: str) -> None:
+    s = stage({name: "--fatal 'The weights are truncated.'"})
+    outcome = await s.run()
+    assert (outcome.code, outcome.message) == (1, "The weights are truncated.")
+
+
+@pytest.mark.parametrize("name", ORDER)
+async def test_a_killed_service_is_named_with_its_signal(stage: Make, name: str) -> None:
+    s = stage()
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    os.kill(s.pids()[name], signal.SIGKILL)
+    outcome = await run
+    assert outcome.code == 1
+    assert outcome.message is not None
+    assert outcome.message.startswith(f"The {name} was killed by SIGKILL")
+    assert s.noted("end") == [other for other in ORDER if other != name]
+
+
+async def test_an_unexplained_exit_names_code_and_stage(stage: Make) -> None:
+    s = stage({"core": "--progress 'waiting for the worker' --exit 3"})
+    outcome = await s.run()
+    assert outcome.code == 1
+    assert outcome.message is not None
+    assert "The core ended unexpectedly while waiting for the worker with exit code 3" in outcome.message
+
+
+async def test_the_one_that_died_counts_not_the_one_that_complains(stage: Make, tmp_path: Path) -> None:
+    # The core sees the end of its link before anybody can see that the worker's process has ended.
+    link = tmp_path / "link"
+    os.mkfifo(link)
+    s = stage({"core": f"--loses {link}", "worker": f"--holds {link}"})
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    os.kill(s.pids()["worker"], signal.SIGKILL)
+    outcome = await run
+    assert outcome.message is not None
+    assert outcome.message.startswith("The worker was killed by SIGKILL")
+
+
+async def test_a_stubborn_service_is_killed_when_the_grace_is_over(stage: Make) -> None:
+    s = stage({"core": "--stubborn"}, grace_s=0.2, margin_s=0.2)
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    s.stop.asked.set()
+    outcome = await run
+    assert outcome.code == 0
+    assert s.noted("term") == ORDER
+    assert s.noted("end") == ["front end", "worker"]
+    assert any("The core did not end in time" in line for line in s.screen.lines)
+
+
+async def test_insisting_kills_at_once(stage: Make) -> None:
+    s = stage(dict.fromkeys(ORDER, "--stubborn"), grace_s=3600)
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    s.stop.asked.set()
+    s.stop.insisted.set()
+    assert (await asyncio.wait_for(run, 20)).code == 130
+
+
+async def test_a_stop_while_starting_ends_everything(stage: Make) -> None:
+    s = stage({"front end": "--unready"})
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("worker: ready")
+    s.stop.asked.set()
+    assert (await run).code == 0
+    assert not any("Tercet listens" in line for line in s.screen.lines)
+
+
+async def test_a_front_end_that_never_becomes_ready_is_quoted(stage: Make) -> None:
+    s = stage({"front end": "--unready"}, ready_timeout_s=0.2)
+    outcome = await s.run()
+    assert outcome.code == 1
+    assert outcome.message == "The services have started, but /readyz still says: 503 no core"
+
+
+async def test_what_a_service_started_ends_with_it(stage: Make) -> None:
+    s = stage({"worker": "--orphan"})
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    orphan = os.pidfd_open(s.pids()["orphan"])
+    s.stop.asked.set()
+    await run
+    await ended(orphan)
