@@ -60,7 +60,8 @@ class Serving:
 def serve(model: Path | str, *flags: str) -> Iterator[Serving]:
     """Starts `tercet serve` on a free port and yields it once it says that it listens."""
     with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as run_base, tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, "-m", "tercet_shared.cli", "serve", "--port=0", f"--run-dir={run_base}", *flags, str(model)]  # fmt: skip
+        command = [sys.executable, "-m", "tercet_shared.cli", "serve", "--port=0", f"--run-dir={run_base}"]
+        command += [*flags, str(model)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment())
         try:
             assert process.stdout is not None

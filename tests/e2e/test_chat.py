@@ -63,7 +63,14 @@ def test_seeded_choices_differ_and_repeat(client: openai.OpenAI) -> None:
 
 
 def test_a_seeded_request_gives_the_same_alone_and_in_company(serving: Serving) -> None:
-    body = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 32, "seed": 11, "temperature": 0.9, "top_p": 0.9}
+    body = {
+        "model": "smollm2",
+        "prompt": "Once upon a time",
+        "max_tokens": 32,
+        "seed": 11,
+        "temperature": 0.9,
+        "top_p": 0.9,
+    }
 
     async def ask(http: httpx.AsyncClient, **changes: object) -> str:
         reply = await http.post(f"{serving.url}/v1/completions", json=body | changes)
@@ -82,8 +89,18 @@ def test_a_seeded_request_gives_the_same_alone_and_in_company(serving: Serving) 
 
 
 def test_tokens_are_streamed_as_they_come(serving: Serving) -> None:
-    body = {"model": "smollm2", "messages": FRANCE, "temperature": 0, "stream": True, "max_tokens": 40, "ignore_eos": True}
-    with httpx.Client(timeout=120) as http, http.stream("POST", f"{serving.url}/v1/chat/completions", json=body) as reply:
+    body = {
+        "model": "smollm2",
+        "messages": FRANCE,
+        "temperature": 0,
+        "stream": True,
+        "max_tokens": 40,
+        "ignore_eos": True,
+    }
+    with (
+        httpx.Client(timeout=120) as http,
+        http.stream("POST", f"{serving.url}/v1/chat/completions", json=body) as reply,
+    ):
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
     assert events[-1] == "[DONE]"

@@ -13,8 +13,9 @@ from tercet_shared.errors import ConfigurationError, LinkError
 from tercet_shared.ipc.connect import connect
 from tercet_shared.ipc.errors import LinkRejectedError
 from tercet_shared.wire.step import encode_hello
+from tests.fakes.stream_client import Client
 from tests.fakes.worker import FakeWorker, expected, hello
-from tests.integration.core.conftest import Client, StartCore
+from tests.integration.core.conftest import StartCore
 
 
 async def test_tokens_of_one_request_arrive_in_order_with_one_end(start_core: StartCore) -> None:
@@ -158,7 +159,7 @@ async def test_a_silent_front_end_counts_as_gone(start_core: StartCore) -> None:
     async with (
         start_core(heartbeat_interval=0.05, heartbeat_timeout=0.5) as core,
         FakeWorker(core.link) as worker,
-        Client(core.settings.listen, "silent") as silent,
+        Client(core.settings.listen, "silent", heartbeat=None) as silent,
     ):
         worker.hold()
         await silent.submit(1, [9] * 50, max_tokens=500)

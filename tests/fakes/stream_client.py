@@ -1,0 +1,132 @@
+"""A front end's side of the engine stream, in the raw: it submits token ids and notes all that it hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+from tercet_proto.v1 import engine_pb2 as pb
+from tercet_proto.v1 import engine_pb2_grpc
+
+TIMEOUT = 60.0
+"""Seconds after which a wait fails: far beyond what anything here takes, also on a loaded machine."""
+
+
+@dataclass
+class Choice:
+    """What a front end has heard of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: int | None = None
+    stop_id: int = -1
+    cached: int = 0
+    error: pb.RowError | None = None
+    rejected: pb.Rejected | None = None
+    terminal_events: int = 0
+
+
+class Client:
+    """A front end's side of the stream, in the raw."""
+
+    def __init__(self, address: str, name: str = "test", *, heartbeat: float | None = 0.5) -> None:
+        self.choices: dict[int, Choice] = {}
+        self.stats: pb.Stats | None = None
+        self.draining: str | None = None
+        self.frames = 0
+        self._address = address
+        self._name = name
+        self._heartbeat = heartbeat
+        self._news = asyncio.Condition()
+
+    async def __aenter__(self) -> Self:
+        self._channel = grpc.aio.insecure_channel(self._address)
+        self.stub = engine_pb2_grpc.EngineStub(self._channel)
+        self.call = self.stub.Connect()
+        await self.call.write(pb.ClientFrame(hello=pb.Hello(frontend_id=self._name, protocol=1)))
+        while True:
+            frame = await asyncio.wait_for(self.call.read(), TIMEOUT)
+            if frame.HasField("welcome"):
+                self.welcome = frame.welcome
+                break
+        self._tasks = [asyncio.create_task(self._read())]
+        if self._heartbeat is not None:
+            self._tasks.append(asyncio.create_task(self._beat(self._heartbeat)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.call.cancel()
+        await self._channel.close()
+
+    async def submit(self, handle: int, prompt: list[int], *, resumed: list[int] | None = None, attempt: int = 0,
+                     priority: int = 0, **sampling: Any) -> None:  # fmt: skip
+        self.choices[handle] = Choice()
+        values = {"temperature": 0.0, "top_p": 1.0, "max_tokens": 16} | sampling
+        await self.call.write(
+            pb.ClientFrame(
+                submits=[
+                    pb.Submit(
+                        handle=handle,
+                        attempt=attempt,
+                        request_id=f"request-{handle}",
+                        prompt_ids=np.array(prompt, "<i4").tobytes(),
+                        resumed_ids=np.array(resumed or [], "<i4").tobytes(),
+                        sampling=pb.Sampling(**values),
+                        priority=priority,
+                    )
+                ]
+            )
+        )
+
+    async def send(self, **fields: Any) -> None:
+        await self.call.write(pb.ClientFrame(**fields))
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Waits until what was heard makes the condition true."""
+        async with asyncio.timeout(TIMEOUT), self._news:
+            await self._news.wait_for(condition)
+
+    async def finished(self, *handles: int) -> None:
+        await self.wait_for(lambda: all(self.choices[handle].terminal_events for handle in handles))
+
+    async def _beat(self, interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            await self.call.write(pb.ClientFrame())
+
+    async def _read(self) -> None:
+        while isinstance(frame := await self.call.read(), pb.EngineFrame):
+            self._take(frame)
+            async with self._news:
+                self._news.notify_all()
+
+    def _take(self, frame: pb.EngineFrame) -> None:
+        self.frames += 1
+        if frame.HasField("stats"):
+            self.stats = frame.stats
+        if frame.HasField("draining"):
+            self.draining = frame.draining.reason
+        for rejected in frame.rejected:
+            self.choices[rejected.handle].rejected = rejected
+            self.choices[rejected.handle].terminal_events += 1
+        step = frame.step
+        handles = np.frombuffer(step.handles, "<u8").tolist()
+        offsets = np.frombuffer(step.token_offsets, "<i4").tolist()
+        ids = np.frombuffer(step.token_ids, "<i4").tolist()
+        for row, handle in enumerate(handles):
+            self.choices[handle].tokens += ids[offsets[row] : offsets[row + 1]]
+        stop_ids = np.frombuffer(step.finish_stop_ids, "<i4").tolist()
+        cached = np.frombuffer(step.finish_cached, "<i4").tolist()
+        for i, row in enumerate(np.frombuffer(step.finish_rows, "<i4").tolist()):
+            choice = self.choices[handles[row]]
+            choice.reason, choice.stop_id, choice.cached = step.finish_reasons[i], stop_ids[i], cached[i]
+            choice.terminal_events += 1
+        for error in step.errors:
+            self.choices[handles[error.row]].error = error
