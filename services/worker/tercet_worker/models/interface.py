@@ -1,0 +1,45 @@
+"""What the runner needs of a model, and what a model needs of attention.
+
+Legend: T tokens of the step (all requests one after another), H hidden size, R rows that need logits, V vocabulary,
+Hq query heads, Hkv key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from tercet_worker.layers.parameters import Destination
+
+
+class LayerAttention(Protocol):
+    """Attention of the planned step over the KV cache of every layer; `AttentionBackend` is one."""
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes keys and values of the step's tokens to the cache of ``layer`` and attends to all of each request's.
+
+        Args:
+            layer: 0-based.
+            q: ``[T, Hq, D]``, rotated; tokens may be apart (a part of a merged projection).
+            k: ``[T, Hkv, D]``, rotated, likewise.
+            v: ``[T, Hkv, D]``, likewise.
+            out: ``[T, Hq, D]``; overwritten.
+        """
+
+
+class CausalLM(Protocol):
+    """A decoder-only language model on one device."""
+
+    def destinations(self) -> dict[str, Destination]:
+        """Returns where every tensor of a checkpoint goes, by Hugging Face name. All of them must come."""
+
+    def ignores(self, name: str) -> bool:
+        """Says whether a tensor that has no destination may be left out silently."""
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention) -> torch.Tensor:
+        """Returns hidden states ``[T, H]`` after the last norm, for ids ``[T]`` at ``positions [T]``."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns float32 logits ``[R, V]`` for hidden states ``[R, H]``; the caller may write to them."""

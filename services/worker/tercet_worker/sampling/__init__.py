@@ -1,0 +1,6 @@
+"""From logits to tokens: `Sampler`, its random numbers, and the columns of parameters that it reads."""
+
+from tercet_worker.sampling.params import SamplingBatch, SamplingTable
+from tercet_worker.sampling.sampler import Sampled, Sampler
+
+__all__ = ["Sampled", "Sampler", "SamplingBatch", "SamplingTable"]

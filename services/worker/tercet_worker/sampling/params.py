@@ -1,0 +1,105 @@
+"""Sampling parameters of all slots as columns, and the rows of them that one step needs.
+
+Legend: R rows that sample in a step, C columns, M masked (row, token) pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tercet_shared.sampling_params import MAX_STOP_TOKEN_IDS
+from tercet_worker.sampling.noise import RowKeys
+from tercet_worker.state.mirror import MirroredTable, ragged_index, to_device
+
+if TYPE_CHECKING:
+    from tercet_shared.wire.step import NewSlots
+
+_TEMPERATURE, _TOP_P, _LOG_MIN_P, _FLOATS = 0, 1, 2, 3  # float32 bits
+_TOP_K, _SEED_LOW, _SEED_HIGH, _MIN_LEN, _NUM_STOPS, _COLUMNS = 3, 4, 5, 6, 7, 8  # int32
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """What the sampler needs to know of the rows of one step.
+
+    Which rows need what is decided on the host, so that nothing waits for the device.
+    """
+
+    temperature: torch.Tensor  # float32 [R]; 0 in greedy rows
+    top_p: torch.Tensor  # float32 [R]; 1: off
+    log_min_p: torch.Tensor  # float32 [R]; natural logarithm, -inf: off
+    top_k: torch.Tensor  # int32 [R]; 0: off
+    keys: RowKeys  # of (seed, position)
+    plain_rows: torch.Tensor  # int64; rows that draw without top-k and top-p
+    truncated_rows: torch.Tensor  # int64; rows that draw with top-k or top-p
+    masked_rows: torch.Tensor  # int64 [M]
+    masked_ids: torch.Tensor  # int64 [M]; tokens that may not be drawn
+    largest_top_k: int  # of all rows; 0 where none uses it
+    any_min_p: bool
+
+    def __len__(self) -> int:
+        return int(self.temperature.shape[0])
+
+
+class SamplingTable:
+    """Sampling parameters by slot: a host copy for decisions and one on the device for the sampler.
+
+    Args:
+        slots: rows.
+        device: where the sampler runs.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self._device = device
+        self._table = MirroredTable(slots, _COLUMNS, device)
+        self._stops = np.zeros((slots, MAX_STOP_TOKEN_IDS), np.int32)
+
+    def put(self, new: NewSlots) -> None:
+        """Replaces the rows of ``new.slots``."""
+        rows = np.empty((len(new), _COLUMNS), np.int32)
+        floats = rows.view(np.float32)
+        floats[:, _TEMPERATURE] = new.temperature
+        floats[:, _TOP_P] = new.top_p
+        with np.errstate(divide="ignore"):  # log 0 = -inf: nothing is below it
+            floats[:, _LOG_MIN_P] = np.log(new.min_p)
+        rows[:, _TOP_K] = new.top_k
+        halves = np.ascontiguousarray(new.seed, "<u8").view(np.int32).reshape(-1, 2)
+        rows[:, _SEED_LOW : _SEED_HIGH + 1] = halves
+        rows[:, _MIN_LEN] = new.min_len
+        counts = np.diff(new.stop_offsets)
+        rows[:, _NUM_STOPS] = counts
+        self._table.put(new.slots, rows)
+        row, column = ragged_index(counts)
+        self._stops[new.slots[row], column] = new.stop_ids
+
+    def batch(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int32]) -> SamplingBatch:
+        """Returns the rows of ``slots [R]``, which draw the tokens at ``positions [R]`` of prompt + output."""
+        host = self._table.host[slots]  # [R, C]
+        floats = host.view(np.float32)
+        draws = floats[:, _TEMPERATURE] > 0
+        truncates = draws & ((host[:, _TOP_K] > 0) | (floats[:, _TOP_P] < 1))
+        counts = np.where(positions < host[:, _MIN_LEN], host[:, _NUM_STOPS], 0)
+        masked_rows, column = ragged_index(counts)
+        masked_ids = self._stops[slots[masked_rows], column].astype(np.int64)
+        device = self._device
+        table = self._table.device[to_device(slots, device)]
+        as_float = table[:, :_FLOATS].contiguous().view(torch.float32)
+        place = to_device(positions, device)
+        return SamplingBatch(
+            temperature=as_float[:, _TEMPERATURE],
+            top_p=as_float[:, _TOP_P],
+            log_min_p=as_float[:, _LOG_MIN_P],
+            top_k=table[:, _TOP_K],
+            keys=RowKeys.of(table[:, _SEED_LOW], table[:, _SEED_HIGH], place),
+            plain_rows=to_device(np.flatnonzero(draws & ~truncates), device),
+            truncated_rows=to_device(np.flatnonzero(truncates), device),
+            masked_rows=to_device(masked_rows, device),
+            masked_ids=to_device(masked_ids, device),
+            largest_top_k=int(host[truncates, _TOP_K].max(initial=0)),
+            any_min_p=bool((floats[draws, _LOG_MIN_P] > -np.inf).any()),
+        )

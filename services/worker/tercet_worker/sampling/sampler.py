@@ -1,0 +1,155 @@
+"""From logits to tokens, in an order that is fixed here.
+
+::
+
+    raw logits → finite? → (logit bias, penalties: later) → min-tokens mask → (grammar mask: later)
+    → temperature → top-k → top-p → min-p → draw by Gumbel-max
+
+Every step acts on each row by itself, and what is kept is defined without reference to how a sort breaks ties: tokens
+are ordered by logit, then by lower id. So a row draws the same token alone and in any batch.
+
+Legend: R rows, V vocabulary, K candidates in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tercet_worker.sampling.noise import RowKeys, gumbel
+
+if TYPE_CHECKING:
+    from tercet_worker.sampling.params import SamplingBatch
+
+_PIECE = 2 * 1024 * 1024
+"""Logits that are processed at once where rows draw: bounds the working memory to a few times 8 MiB."""
+_FEW, _SOME, _GROWTH = 256, 2048, 8
+"""Candidates tried first without and at most with top-k, and the factor by which a row that needs more gets them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was drawn."""
+
+    token_ids: torch.Tensor  # int64 [R]; 0 where not finite
+    finite: torch.Tensor  # bool [R]; whether the raw logits were
+
+
+class Sampler:
+    """Draws one token per row.
+
+    Args:
+        vocab_size: V.
+        device: of the logits.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._ids = torch.arange(vocab_size, dtype=torch.int32, device=device)  # [V]
+        self._rows_at_once = max(1, _PIECE // vocab_size)
+        # Asking the device how far it got costs a wait there; ordering everything does not.
+        self._first_candidates = _FEW if device.type == "cpu" else vocab_size
+
+    def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> Sampled:
+        """Returns a token per row of ``logits [R, V]``, float32; they are overwritten."""
+        highest, tokens = logits.max(dim=1)  # the first of equals: the lowest id; NaN wins
+        finite = torch.isfinite(highest) & torch.isfinite(logits.amin(dim=1))
+        if len(batch.masked_rows):
+            logits[batch.masked_rows, batch.masked_ids] = -torch.inf
+            highest, tokens = logits.max(dim=1)
+        for rows in torch.split(batch.plain_rows, self._rows_at_once):
+            tokens[rows] = self._draw_from_all(logits, highest, batch, rows)
+        for rows in torch.split(batch.truncated_rows, self._rows_at_once):
+            tokens[rows] = self._draw_from_best(logits, highest, batch, rows)
+        return Sampled(tokens.masked_fill_(~finite, 0), finite)
+
+    def _draw_from_all(
+        self, logits: torch.Tensor, highest: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
+    ) -> torch.Tensor:
+        scaled = _scale(logits, highest, batch, rows)
+        if batch.any_min_p:
+            scaled.masked_fill_(scaled < batch.log_min_p[rows].unsqueeze(1), -torch.inf)
+        return scaled.add_(gumbel(batch.keys.rows(rows), self._ids)).argmax(dim=1)
+
+    def _draw_from_best(
+        self, logits: torch.Tensor, highest: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
+    ) -> torch.Tensor:
+        scaled = _scale(logits, highest, batch, rows)
+        limits = _Truncation(
+            top_k=batch.top_k[rows].unsqueeze(1),
+            top_p=batch.top_p[rows].to(torch.float64).unsqueeze(1),
+            log_min_p=batch.log_min_p[rows].unsqueeze(1),
+            keys=batch.keys.rows(rows),
+        )
+        count = max(self._first_candidates, min(batch.largest_top_k, _SOME))
+        tokens, enough = self._draw_from_candidates(scaled, limits, count)
+        missing = torch.arange(len(rows), device=rows.device)
+        while count < self._vocab_size:
+            missing = missing[~enough]
+            if not len(missing):
+                break
+            count *= _GROWTH
+            tokens[missing], enough = self._draw_from_candidates(scaled[missing], limits.rows(missing), count)
+        return tokens
+
+    def _draw_from_candidates(
+        self, scaled: torch.Tensor, limits: _Truncation, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draws from at most ``count`` candidates; also says where no token beyond them would be kept."""
+        count = min(count, self._vocab_size)
+        ids, values = self._in_order(scaled, count)  # [R, K] each
+        rank = torch.arange(count, device=scaled.device)
+        kept_by_k = (limits.top_k == 0) | (rank < limits.top_k)
+        weights = torch.exp(values.to(torch.float64))
+        if count < self._vocab_size:
+            # Rows with top-k renormalize over what it kept, the others over everything.
+            everything = torch.exp(scaled).sum(dim=1, keepdim=True, dtype=torch.float64)
+            total = torch.where(limits.top_k > 0, (weights * kept_by_k).sum(dim=1, keepdim=True), everything)
+        else:
+            total = (weights * kept_by_k).sum(dim=1, keepdim=True)
+        reached = weights.cumsum(dim=1)
+        wanted = torch.where(limits.top_p < 1, limits.top_p * total, torch.inf)
+        keep = kept_by_k & (reached - weights < wanted) & (values >= limits.log_min_p)
+        keep[:, 0] = True
+        scores = (values + gumbel(limits.keys, ids.to(torch.int32))).masked_fill_(~keep, -torch.inf)
+        tokens = ids.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1)
+        has_k = (limits.top_k > 0) & (limits.top_k <= count)
+        return tokens, (has_k | (reached[:, -1:] >= wanted)).squeeze(1)
+
+    def _in_order(self, scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns ids (int64) and values of the ``count`` best tokens: by value, and by lower id among equals.
+
+        A key of 64 bits holds both: the float's bits, made monotone as an integer, over the id counted backwards.
+        """
+        bits = scaled.view(torch.int32)
+        monotone = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # the shift copies the sign: negative floats are turned around
+        order = (monotone.to(torch.int64) << 32) | (self._vocab_size - 1 - self._ids)
+        best = order.topk(count, dim=1).values
+        ids = self._vocab_size - 1 - (best & 0xFFFFFFFF)
+        return ids, scaled.gather(1, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Truncation:
+    """Parameters of the rows that are drawn together, as columns ``[R, 1]``."""
+
+    top_k: torch.Tensor
+    top_p: torch.Tensor  # float64
+    log_min_p: torch.Tensor
+    keys: RowKeys
+
+    def rows(self, index: torch.Tensor) -> _Truncation:
+        return _Truncation(self.top_k[index], self.top_p[index], self.log_min_p[index], self.keys.rows(index))
+
+
+def _scale(logits: torch.Tensor, highest: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor) -> torch.Tensor:
+    """Returns ``(logit - highest) / temperature`` as float32 ``[R, V]``.
+
+    It is at most 0, so that no temperature overflows.
+    """
+    scaled = logits[rows]
+    scaled -= highest[rows].unsqueeze(1)
+    scaled /= batch.temperature[rows].unsqueeze(1)
+    return scaled

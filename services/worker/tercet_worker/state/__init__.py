@@ -1,0 +1,1 @@
+"""What outlives a step (`SlotState`) and what a step is made of (`InputBatch`), apart."""

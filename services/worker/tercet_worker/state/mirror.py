@@ -1,0 +1,53 @@
+"""Small tools for columns that live on the host and on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+I64 = npt.NDArray[np.int64]
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Returns ``array`` on the device.
+
+    On the CPU it shares memory, except with read-only arrays such as views of a frame.
+    """
+    if not array.flags.writeable or not array.flags.c_contiguous:
+        array = np.array(array)
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+def ragged_index(counts: npt.NDArray[Any]) -> tuple[I64, I64]:
+    """Returns (row, place in the row) of every element of runs of these lengths laid end to end.
+
+    Both are int64 ``[sum of counts]``.
+    """
+    rows = np.repeat(np.arange(len(counts)), counts)
+    starts = np.cumsum(counts) - counts
+    return rows, np.arange(len(rows)) - starts[rows]
+
+
+class MirroredTable:
+    """int32 rows on the host and the same on the device; on the CPU both are one memory.
+
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+        device: where the second copy is.
+    """
+
+    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        self.host: npt.NDArray[np.int32] = np.zeros((rows, columns), np.int32)
+        self.device: torch.Tensor = to_device(self.host, device)
+        self._shared = device.type == "cpu"
+
+    def put(self, index: npt.NDArray[Any], rows: npt.NDArray[np.int32]) -> None:
+        """Replaces rows ``index [N]`` by ``rows [N, columns]``: one copy to the device however many there are."""
+        self.host[index] = rows
+        if not self._shared:
+            where = to_device(index.astype(np.int64), self.device.device)
+            self.device.index_copy_(0, where, to_device(rows, self.device.device))

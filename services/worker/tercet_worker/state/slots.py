@@ -1,0 +1,101 @@
+"""What the worker remembers of every request between steps, one row per slot.
+
+Host columns are NumPy arrays: they decide, and never wait for the device. Device tensors are what the model and the
+sampler read and write: the token that a step samples is written into the token buffer there, and the next step reads
+it there.
+
+Legend: N new slots of a plan, L tokens that one request may have, M blocks that one request may have.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tercet_worker.sampling.params import SamplingTable
+from tercet_worker.state.mirror import ragged_index, to_device
+
+if TYPE_CHECKING:
+    from tercet_shared.wire.step import NewSlots, StepPlan
+
+UNKNOWN = -1
+"""Computed tokens of a slot that was filled but not scheduled yet: its first plan says where it begins (prefix
+cache)."""
+
+
+class SlotState:
+    """Persistent state of all slots.
+
+    Memory of the token buffer and the block tables is taken when it is first written to, so that long limits cost
+    nothing.
+
+    Args:
+        slots: requests that hold state at once.
+        max_model_len: L.
+        block_size: tokens per KV block.
+        device: where the model runs.
+    """
+
+    def __init__(self, *, slots: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        self.slots = slots
+        self.max_model_len = max_model_len
+        self.max_blocks = -(-max_model_len // block_size)  # M
+        self.device = device
+        self.occupied: npt.NDArray[np.bool_] = np.zeros(slots, np.bool_)
+        self.epochs: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
+        self.known: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # tokens in the buffer, sampled ones included
+        self.computed: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # tokens whose KV is written, or UNKNOWN
+        self.blocks: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # entries of the block table
+        self.tokens: torch.Tensor = torch.empty((slots, max_model_len), dtype=torch.int32, device=device)
+        self.block_tables: torch.Tensor = torch.empty((slots, self.max_blocks), dtype=torch.int32, device=device)
+        self.sampling = SamplingTable(slots, device)
+
+    def reset(self) -> None:
+        """Forgets every request."""
+        self.occupied[:] = False
+
+    def apply(self, plan: StepPlan) -> None:
+        """Applies what a checked plan changes: freed slots, new slots, new block ids."""
+        self.occupied[plan.freed] = False
+        if len(plan.new):
+            self._fill(plan.new)
+        if len(plan.block_ids):
+            self._append_blocks(plan)
+        # Slots that begin: where depends on what the core found in its prefix cache.
+        self.computed[plan.slots] = plan.computed
+
+    def advance(self, plan: StepPlan) -> None:
+        """Takes note that the step's tokens are computed and that its sampling rows have one token more."""
+        self.computed[plan.slots] = plan.computed + plan.num_tokens
+        self.known[plan.slots] += plan.samples
+
+    def _fill(self, new: NewSlots) -> None:
+        counts = np.diff(new.token_offsets)
+        self.occupied[new.slots] = True
+        self.epochs[new.slots] = new.epochs
+        self.known[new.slots] = counts
+        self.computed[new.slots] = UNKNOWN
+        self.blocks[new.slots] = 0
+        self.sampling.put(new)
+        row, column = ragged_index(counts)
+        self._write(self.tokens, new.slots[row].astype(np.int64), column, new.token_ids)
+
+    def _append_blocks(self, plan: StepPlan) -> None:
+        counts = np.diff(plan.block_offsets)
+        row, column = ragged_index(counts)
+        slots = plan.slots[row].astype(np.int64)
+        self._write(self.block_tables, slots, column + self.blocks[slots], plan.block_ids)
+        self.blocks[plan.slots] += counts
+
+    def _write(
+        self,
+        table: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        columns: npt.NDArray[np.int64],
+        values: npt.NDArray[np.int32],
+    ) -> None:
+        flat = to_device(rows * table.shape[1] + columns, self.device)
+        table.view(-1).index_copy_(0, flat, to_device(values, self.device))

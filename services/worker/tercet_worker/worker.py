@@ -1,0 +1,155 @@
+"""The worker process: loads its model, joins a core, executes its plans, and looks for a core again when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tercet_shared.errors import LinkError, ProtocolError
+from tercet_shared.ipc.connect import Joined, connect
+from tercet_shared.ipc.errors import LinkRejectedError, LinkUnavailableError
+from tercet_shared.wire.step import CoreWelcome, WorkerHello, decode_welcome, encode_hello
+from tercet_worker.device_thread import DeviceThread
+from tercet_worker.session import Session
+from tercet_worker.startup import Engine, load_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+
+    from tercet_shared.config import WorkerSettings
+    from tercet_shared.lifecycle.report import Reporter
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_STOP_GRACE = 0.5
+"""Seconds that a running step is given when the worker stops."""
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
+"""Seconds between attempts to find a core: at first, and after doubling."""
+_PROGRESS_STEP = 0.01
+
+
+class _StopRequestedError(Exception):
+    """The worker was told to stop while it was loading."""
+
+
+async def serve(settings: WorkerSettings, reporter: Reporter, stop: asyncio.Event) -> None:
+    """Runs the worker until ``stop`` is set.
+
+    Raises:
+        CheckpointError: the model cannot be loaded.
+        ConfigurationError: the settings cannot work.
+        LinkError: the core refused the worker, or what answers at the socket is no core.
+    """
+    device = DeviceThread()
+    loading = _LoadingReport(reporter)
+    device.start()
+    try:
+        engine = await _unless(stop, asyncio.wrap_future(device.submit(lambda: load_engine(settings, loading))))
+        if engine is not None:
+            await _serve_cores(settings.link, engine, device, reporter, stop)
+    finally:
+        loading.cancel()
+        device.stop(_STOP_GRACE)
+
+
+async def _serve_cores(
+    path: Path, engine: Engine, device: DeviceThread, reporter: Reporter, stop: asyncio.Event
+) -> None:
+    """Serves one core after another until ``stop`` is set; weights stay, requests and incarnation do not."""
+    reporter.progress("connecting to the core")
+    ready = False
+    while not stop.is_set():
+        offer = dataclasses.replace(engine.offer, incarnation=uuid.uuid4().hex)
+        joined = await _join(path, offer, stop)
+        if joined is None:
+            return
+        connection = joined.connection
+        try:
+            welcome = _check_welcome(decode_welcome(joined.reply), offer)
+            if not ready:
+                reporter.ready(model=offer.model_name, dtype=offer.dtype, device=offer.device, blocks=offer.num_blocks)
+                ready = True
+            logger.info("joined core %s at %s", welcome.core_id, path)
+            session = Session(connection, engine.runner, device, welcome.pipeline_depth)
+            reason = await _unless(stop, session.run())
+        finally:
+            await connection.close("the worker stops")
+        if reason is None:
+            return
+        logger.warning("the link to the core is closed: %s; looking for a core again", reason.text)
+        # Queued behind the steps that still run, and awaited, so that the next core finds empty slots.
+        await asyncio.wrap_future(device.submit(engine.runner.reset))
+
+
+async def _join(path: Path, offer: WorkerHello, stop: asyncio.Event) -> Joined | None:
+    """Connects as soon as a core listens; returns None when ``stop`` comes first.
+
+    There is no event for "a socket appeared at this path" that holds on every file system, so it is tried again after a
+    growing delay; nothing waits for it but this worker.
+    """
+    delay = _FIRST_DELAY
+    while not stop.is_set():
+        try:
+            return await _unless(stop, connect(path, encode_hello(offer)))
+        except LinkUnavailableError as error:
+            logger.debug("%s; next attempt in %.2f s", error.message, delay)
+        except LinkRejectedError as error:
+            raise LinkError(f"The core at {path} refused this worker: {error.message}") from error
+        await _unless(stop, asyncio.sleep(delay))
+        delay = min(2 * delay, _LONGEST_DELAY)
+    return None
+
+
+def _check_welcome(welcome: CoreWelcome, offer: WorkerHello) -> CoreWelcome:
+    for name in ("max_slots", "max_model_len", "max_batched_tokens"):
+        accepted, offered = getattr(welcome, name), getattr(offer, name)
+        if not 1 <= accepted <= offered:
+            raise ProtocolError(f"The core accepts a {name} of {accepted}; the worker offered {offered}.")
+    if welcome.pipeline_depth < 1:
+        raise ProtocolError(f"The core states a pipeline depth of {welcome.pipeline_depth}.")
+    return welcome
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T | None:
+    """Returns the result of ``work``, or None after cancelling it when ``stop`` is set first."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for pending in (task, stopped):
+            pending.cancel()
+        await asyncio.wait((task, stopped))
+        if task.done() and not task.cancelled():
+            task.exception()  # what came too late is nobody's concern, and no "never retrieved" in the log
+
+
+class _LoadingReport:
+    """Passes progress on from the device thread, a hundred times at most, and ends the loading once it is cancelled."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._cancelled = threading.Event()
+        self._last = 0.0
+
+    def cancel(self) -> None:
+        """Makes the next report raise."""
+        self._cancelled.set()
+
+    def __call__(self, stage: str, fraction: float | None) -> None:
+        """Reports ``stage``; raises where the loading was cancelled."""
+        if self._cancelled.is_set():
+            raise _StopRequestedError
+        if fraction is None:
+            self._reporter.progress(stage)
+        elif fraction >= 1 or fraction - self._last >= _PROGRESS_STEP:
+            self._last = fraction
+            self._reporter.progress(stage, fraction)
