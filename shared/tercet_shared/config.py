@@ -79,14 +79,26 @@ class FrontendOptions(BaseModel):
 class SchedulerOptions(BaseModel):
     """What a user of the core may set."""
 
-    policy: Literal["priority", "fcfs"] = Field("priority", description="Order in which waiting requests are admitted.")
+    policy: Literal["priority", "fcfs", "fair"] = Field(
+        "priority", description="Order in which waiting requests are admitted."
+    )
     pipeline_depth: int = Field(
         2, ge=1, le=16, description="Steps that are planned before the oldest result is awaited."
     )
     long_prefill_limit: int = Field(
         0, ge=0, description="Most prompt tokens of one request in one step; 0 leaves only the step's budget."
     )
+    max_partial_prefills: int = Field(
+        0, ge=0, description="Requests whose prompt is computed in part at a time; 0 sets no limit."
+    )
     prefix_caching: bool = Field(True, description="Reuse the KV blocks of prompts that begin alike.")
+    worker_failures: int = Field(
+        3, ge=1, le=1000, description="Losses of the worker in a row, without a step in between, that end the core."
+    )
+    watchdog: Seconds = Field(60.0, description="Seconds without a step, while there is work, that end the core.")
+    dump_dir: Path | None = Field(
+        None, description="Directory for the plans of steps that failed (they hold prompts); by default none is kept."
+    )
 
 
 class LimitOptions(BaseModel):

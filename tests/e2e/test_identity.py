@@ -127,7 +127,7 @@ def test_alone_together_and_with_a_warm_cache(serving: Serving, cases: list[Case
 @pytest.fixture(scope="module")
 def cramped(smollm2: Path) -> Iterator[Serving]:
     """A pool that holds little more than the longest prompt, and steps far smaller than a prompt."""
-    flags = ("--num-kv-blocks=104", "--max-num-batched-tokens=96", "--no-prefix-caching")
+    flags = ("--num-kv-blocks=64", "--max-num-batched-tokens=96", "--no-prefix-caching")
     with serve(smollm2, "--dtype=float32", "--served-model-name=smollm2", *flags) as running:
         yield running
 
@@ -142,13 +142,13 @@ def test_in_chunks_with_preemptions_and_aborts(cramped: Serving, cases: list[Cas
 
     async def run() -> list[str]:
         async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None)) as http:
-            wanted = [_ask(http, cramped.url, case.prompt) for case in cases if len(case.prompt) < 600]
+            wanted = [_ask(http, cramped.url, case.prompt) for case in cases if len(case.prompt) < 420]
             leaving = [leave(http, case.prompt) for case in cases[:8]]
-            growing = [_ask(http, cramped.url, [i + 40], max_tokens=300, seed=i) for i in range(10)]
+            growing = [_ask(http, cramped.url, [i + 40], max_tokens=160, seed=i) for i in range(8)]
             results = await asyncio.gather(*wanted, *leaving, *growing)
             return [result for result in results[: len(wanted)] if result is not None]
 
-    assert asyncio.run(run()) == [case.text for case in cases if len(case.prompt) < 600]
+    assert asyncio.run(run()) == [case.text for case in cases if len(case.prompt) < 420]
     info = asyncio.run(_info(cramped))
     assert info.stats.preemptions > 0, "the pool was too large for this test"
     assert info.stats.free_blocks == info.stats.num_blocks

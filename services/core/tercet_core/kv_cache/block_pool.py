@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tercet_core.kv_cache.events import BlockEvents
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
 class BlockPool:
     """Blocks 0 to ``num_blocks - 1``. Not thread-safe; every method returns at once."""
 
-    def __init__(self, num_blocks: int, *, caching: bool = True) -> None:
-        """Starts with all blocks free; without ``caching`` no block ever gets a key."""
+    def __init__(self, num_blocks: int, *, caching: bool = True, events: BlockEvents | None = None) -> None:
+        """Starts with all blocks free; without ``caching`` no block ever gets a key.
+
+        ``events`` hears of every key that is stored or removed; a new pool that replaces another goes on with its log.
+        """
         self.num_blocks = num_blocks
         self.caching = caching
+        self.events = BlockEvents() if events is None else events
         self._references = np.zeros(num_blocks, np.int32)
         self._keyed = np.zeros(num_blocks, np.bool_)
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # the top is at _height - 1
@@ -65,6 +71,10 @@ class BlockPool:
     def lookup(self, key: BlockKey) -> BlockId | None:
         """Returns the block that holds ``key``, without taking it."""
         return self._block_of.get(key)
+
+    def snapshot(self) -> tuple[int, list[BlockKey]]:
+        """Returns the number of the latest event, and all keys that are held after it."""
+        return self.events.latest, list(self._block_of)
 
     def idle_among(self, blocks: Sequence[BlockId]) -> int:
         """Returns how many of ``blocks`` nobody refers to, which `share` would take out of `available`."""
@@ -115,6 +125,7 @@ class BlockPool:
         self._block_of[key] = block
         self._key_of[block] = key
         self._keyed[block] = True
+        self.events.stored(key)
         return True
 
     def forget(self, blocks: I32) -> None:
@@ -128,6 +139,7 @@ class BlockPool:
     def clear_keys(self) -> int:
         """Forgets all keys; references stay. Returns how many keys there were."""
         count = len(self._block_of)
+        self.events.cleared()
         self._push_free(np.fromiter(self._unreferenced, np.int32, len(self._unreferenced)))
         self._unreferenced.clear()
         self._block_of.clear()
@@ -169,5 +181,6 @@ class BlockPool:
         key = self._key_of[block]
         if key is not None:
             del self._block_of[key]
+            self.events.removed(key)
             self._key_of[block] = None
             self._keyed[block] = False

@@ -52,7 +52,7 @@ class Planner:
             if int(np.maximum(wanted, 0).sum()) <= state.pool.available:
                 self._keep_drafts(drafts)
                 return grants, settled
-            if drafts.any():
+            if self._state.draft_ids and drafts.any():
                 self._keep_drafts(np.zeros_like(drafts))
             elif len(order) > 1:
                 self._preempt_one()
@@ -76,7 +76,7 @@ class Planner:
         before = np.cumsum(granted) - granted
         if len(order) and int(before[-1] + granted[-1]) > limits.max_batched_tokens:
             granted = np.clip(limits.max_batched_tokens - before, 0, granted).astype(np.int32)
-        if ((drafts > 0) & (granted < need)).any():
+        if self._state.draft_ids and ((drafts > 0) & (granted < need)).any():
             return self._grants_in_turn(need, drafts)
         return granted, drafts
 
@@ -99,6 +99,8 @@ class Planner:
 
     def _keep_drafts(self, drafts: I32) -> None:
         """Drops what running requests, in order, were proposed beyond ``drafts``."""
+        if not self._state.draft_ids:
+            return
         table = self._state.table
         order = table.order
         for slot in order[table.drafts[order] > drafts].tolist():
@@ -123,6 +125,7 @@ class Planner:
         budget = state.limits.max_batched_tokens - int(grants.sum())
         admitted: list[NewRow] = []
         headroom: int | None = None
+        partial = self._partial_prefills(grants)
         while budget > 0 and (request := state.queue.peek()) is not None:
             if request.slot is None and table.num_free == 0:
                 break
@@ -132,6 +135,8 @@ class Planner:
             if blocks_of(known, table.block_size) > state.pool.num_blocks:
                 self._fail_unfit(request)  # at once: waiting for an empty pool would hold up everybody behind it
                 continue
+            if 0 < state.limits.max_partial_prefills <= partial:
+                break
             if headroom is None:
                 headroom = self._headroom(grants)
             matched = state.pool.match(self._keys(request, known))
@@ -141,8 +146,17 @@ class Planner:
             row = self._start(request, known, matched, budget)
             budget -= row.tokens
             headroom -= claimed + 1
+            partial += row.computed + row.tokens < known
             admitted.append(row)
         return admitted
+
+    def _partial_prefills(self, grants: I32) -> int:
+        """Returns how many running requests will still have known tokens to compute after this step."""
+        if not self._state.limits.max_partial_prefills:
+            return 0
+        table = self._state.table
+        order = table.order
+        return int(np.count_nonzero(table.computed[order] + grants < table.known[order]))
 
     def _headroom(self, grants: I32) -> int:
         """Returns the blocks that running requests claim neither for what they know nor for their next token.
@@ -181,6 +195,8 @@ class Planner:
         self._state.queue.pop()
         if request.slot is not None:
             self._state.end([request.slot])
+        else:
+            self._state.queue.ended(request, 0)
         self._report_unfit(request)
 
     def _report_unfit(self, request: Request) -> None:

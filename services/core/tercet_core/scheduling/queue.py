@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Protocol
 
+from tercet_core.scheduling.fair_share import FairShareQueue
 from tercet_shared.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class WaitingQueue(Protocol):
 
     def discard(self, request: Request) -> bool:
         """Removes a request from wherever it stands; returns whether it was there."""
+
+    def ended(self, request: Request, output_tokens: int) -> None:
+        """Hears that a request that was popped has ended, and how much output it had; policies may count it."""
 
     def __len__(self) -> int: ...
 
@@ -70,6 +74,9 @@ class OrderedQueue:
             heapq.heapify(self._heap)
         return found
 
+    def ended(self, request: Request, output_tokens: int) -> None:
+        """Does nothing: the order does not depend on what was served."""
+
     def __len__(self) -> int:
         return len(self._tickets)
 
@@ -77,17 +84,21 @@ class OrderedQueue:
         return iter(list(self._tickets))
 
 
-POLICIES: dict[str, Callable[[], WaitingQueue]] = {
-    "priority": lambda: OrderedQueue(lambda request: (request.priority, request.arrival)),
-    "fcfs": lambda: OrderedQueue(lambda request: (request.arrival,)),
+POLICIES: dict[str, Callable[[int], WaitingQueue]] = {
+    "priority": lambda _: OrderedQueue(lambda request: (request.priority, request.arrival)),
+    "fcfs": lambda _: OrderedQueue(lambda request: (request.arrival,)),
+    "fair": FairShareQueue,
 }
-"""Policies by name. ``priority`` is the default; with equal priorities it is first come, first served."""
+"""Policies by name, made from the number of slots.
+
+``priority`` is the default; with equal priorities it is first come, first served. ``fair`` shares between tenants.
+"""
 
 
-def make_queue(policy: str) -> WaitingQueue:
+def make_queue(policy: str, max_slots: int) -> WaitingQueue:
     """Returns an empty queue of the named policy. Raises `ConfigurationError` when there is none of that name."""
     try:
-        return POLICIES[policy]()
+        return POLICIES[policy](max_slots)
     except KeyError:
         raise ConfigurationError(
             f"No scheduling policy is called {policy!r}; there are {', '.join(POLICIES)}."

@@ -15,6 +15,8 @@ from tercet_core.scheduling.table import RequestTable
 from tercet_shared.errors import ContextLengthError, InvalidRequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tercet_core.scheduling.outputs import Output
     from tercet_core.scheduling.request import Failure, Request
     from tercet_shared.wire.step import I32, StepPlan, StepResult
@@ -32,7 +34,7 @@ class Scheduler:
             max_slots=limits.max_slots, max_model_len=limits.max_model_len, block_size=limits.block_size
         )
         pool = BlockPool(limits.num_blocks, caching=limits.prefix_caching)
-        self._state = SchedulerState(limits, table, pool, make_queue(policy))
+        self._state = SchedulerState(limits, table, pool, make_queue(policy, limits.max_slots))
         self._planner = Planner(self._state)
         self._lander = Lander(self._state)
         self._arrivals = 0
@@ -60,7 +62,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for their first step or to resume."""
-        return len(self._state.queue)
+        return len(self._state.queue) + len(self._state.aside)
+
+    @property
+    def num_preempted(self) -> int:
+        """Those of the waiting requests that have run already."""
+        return sum(request.slot is not None for request in self._state.queue)
 
     @property
     def pool(self) -> BlockPool:
@@ -110,6 +117,7 @@ class Scheduler:
         """
         slots = []
         for request in dict.fromkeys(requests):  # one may be named twice
+            self._state.aside.pop(request, None)
             if request.slot is not None:
                 slots.append(request.slot)
             else:
@@ -120,9 +128,41 @@ class Scheduler:
     def end_all(self) -> list[Request]:
         """Ends every request and returns them; steps in flight become stale."""
         running = [request for request in self._state.table.requests if request is not None]
-        waiting = [request for request in self._state.queue if request.slot is None]
+        waiting = [request for request in (*self._state.queue, *self._state.aside) if request.slot is None]
         self.end([*running, *waiting])
         return [*running, *waiting]
+
+    def restart(self, num_blocks: int | None = None) -> None:
+        """Forgets the steps in flight, all KV and all keys; every request waits and resumes from its known tokens.
+
+        The caller drops the results of the steps that were in flight.
+
+        Args:
+            num_blocks: blocks of a new worker, which knows of no request; None: the worker is still the same.
+        """
+        self._state.restart(num_blocks)
+
+    def suspects(self) -> list[Request]:
+        """Returns the requests that the oldest step in flight computes and that have not ended since its plan."""
+        if not self._state.flight:
+            return []
+        record, table = self._state.flight[0], self._state.table
+        live = record.slots[table.epoch[record.slots] == record.epochs]
+        return [request for slot in live.tolist() if (request := table.requests[slot]) is not None]
+
+    def set_aside(self) -> None:
+        """Keeps everything that waits out of planning until `bring_back`; it still counts as waiting."""
+        for request in self._state.queue:
+            self._state.queue.discard(request)
+            self._state.aside[request] = None
+
+    def bring_back(self, requests: Iterable[Request] | None = None) -> None:
+        """Lets ``requests`` that were set aside, or all of them, wait for their turn again."""
+        aside = self._state.aside
+        for request in [*aside] if requests is None else requests:
+            if request in aside:
+                del aside[request]
+                self._state.queue.push(request)
 
     def propose(self, request: Request, ids: I32) -> None:
         """Gives a decoding request tokens to verify in its next plan; ignored unless nothing of it is in flight.
@@ -180,6 +220,7 @@ class Scheduler:
         _require(table.running[order].all(), "a slot in the running order that does not run")
         _require(int(table.running.sum()) == len(order), "a running slot that is not in the order")
         _require(not held[~table.running[owned]].any(), "a preempted request that holds blocks")
+        _require(not any(request in self._state.aside for request in self._state.queue), "a request in two places")
         counted = np.zeros(pool.num_blocks, np.int32)
         for slot in owned.tolist():
             np.add.at(counted, table.blocks[slot, : table.held[slot]], 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tercet_core.kv_cache.block_pool import BlockPool
+
 if TYPE_CHECKING:
-    from tercet_core.kv_cache.block_pool import BlockPool
     from tercet_core.scheduling.queue import WaitingQueue
     from tercet_core.scheduling.request import Failure, Request
     from tercet_core.scheduling.table import RequestTable
@@ -27,6 +28,7 @@ class Limits:
         max_model_len: tokens of prompt and output per request.
         max_batched_tokens: tokens per step.
         long_prefill_limit: most tokens of one request in one step; 0: only the budget limits.
+        max_partial_prefills: requests whose prompt is computed in part at a time; 0: no limit.
         prefix_caching: whether blocks get keys.
         vocab_size: token ids are below it.
     """
@@ -37,6 +39,7 @@ class Limits:
     max_model_len: int
     max_batched_tokens: int
     long_prefill_limit: int = 0
+    max_partial_prefills: int = 0
     prefix_caching: bool = True
     vocab_size: int = 2**31 - 1
 
@@ -81,6 +84,7 @@ class SchedulerState:
     freed: list[Slot] = field(default_factory=list)  # slots that ended since the last plan
     draft_ids: dict[int, I32] = field(default_factory=dict)  # by slot, for rows whose `drafts` is not 0
     failures: list[Failure] = field(default_factory=list)  # requests that ended while planning
+    aside: dict[Request, None] = field(default_factory=dict)  # kept out of planning for a while; an ordered set
     next_step: int = 1
 
     def release_blocks(self, slot: Slot) -> None:
@@ -111,6 +115,34 @@ class SchedulerState:
         table.drop_stopped()
         self.queue.push(request)
 
+    def restart(self, num_blocks: int | None) -> None:
+        """Forgets the steps in flight and all KV; every request keeps its slot and its known tokens, and waits.
+
+        Args:
+            num_blocks: blocks of a new, empty worker; None: the worker is the same, but what it computed is not used.
+        """
+        table = self.table
+        self.flight.clear()
+        for slot in table.order.tolist():
+            request = table.requests[slot]
+            if request is None:
+                raise AssertionError(f"slot {slot} has no owner")
+            request.lost_tokens = int(table.computed[slot])
+            self.release_blocks(slot)
+            table.residence[slot] += 1
+            table.running[slot] = False
+            self.queue.push(request)
+        table.drop_stopped()
+        table.placeholders[:] = 0
+        table.in_flight[:] = 0
+        self.pool.clear_keys()
+        if num_blocks is None:
+            return
+        self.freed = []
+        if num_blocks != self.pool.num_blocks:
+            self.limits = replace(self.limits, num_blocks=num_blocks)
+            self.pool = BlockPool(num_blocks, caching=self.limits.prefix_caching)
+
     def end(self, slots: list[Slot]) -> list[Request]:
         """Ends the owners of ``slots``, running or preempted; their blocks and slots are free at once."""
         owners = []
@@ -121,6 +153,7 @@ class SchedulerState:
             if not self.table.running[slot]:
                 self.queue.discard(request)
             self.release_blocks(slot)
+            self.queue.ended(request, int(self.table.known[slot]) - request.prompt_len)
             owners.append(self.table.vacate(slot))
             self.freed.append(slot)
         self.table.drop_stopped()
