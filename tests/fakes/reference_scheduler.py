@@ -240,8 +240,13 @@ class ReferenceScheduler:
 
     def _next_waiting(self) -> RefRequest | None:
         if self.policy == "fcfs":
-            return min(self.waiting, key=lambda request: request.arrival, default=None)
-        return min(self.waiting, key=lambda request: (request.priority, request.arrival), default=None)
+            head = min(self.waiting, key=lambda request: request.arrival, default=None)
+        else:
+            head = min(self.waiting, key=lambda request: (request.priority, request.arrival), default=None)
+        if head is None or head.has_slot or self.free_slots:
+            return head
+        holders = [request for request in self.waiting if request.has_slot]
+        return min(holders, key=lambda request: (request.priority, request.arrival), default=None)
 
     def _admit(self, grants: list[int]) -> list[RefRow]:
         left = self.limits.max_batched_tokens - sum(grants)
@@ -252,7 +257,7 @@ class ReferenceScheduler:
             headroom -= max(to_come + 1, now)
         rows: list[RefRow] = []
         while left > 0 and (request := self._next_waiting()) is not None:
-            if (not request.has_slot and self.free_slots == 0) or request.in_flight:
+            if request.in_flight:
                 break
             if self._blocks(request.known) > self.limits.num_blocks:
                 self.failed.append(request.handle)

@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     from tercet_shared.config import FrontendSettings
     from tercet_shared.lifecycle.report import Reporter
 
-GRACE = 3.0
-"""Seconds after the signal to stop in which running requests may finish; then they end with an error."""
-
 LAST_WORDS = 0.3
-"""Seconds for those errors to be sent; then connections are closed."""
+"""Seconds after the grace for the errors with which running requests end; then connections are closed."""
 
 _KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than clients and load balancers keep theirs, so that none of them
@@ -102,7 +99,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def serve(settings: FrontendSettings, reporter: Reporter, stop: asyncio.Event) -> None:
-    """Runs the front end until ``stop`` is set, then ends it within `GRACE` and a little.
+    """Runs the front end until ``stop`` is set, then ends it within the grace of ``settings`` and a little.
 
     Raises:
         ConfigurationError: the address cannot be listened on, or settings cannot work.
@@ -122,7 +119,7 @@ async def serve(settings: FrontendSettings, reporter: Reporter, stop: asyncio.Ev
             await stop.wait()
             admission.drain()
             http.stop()
-            await _wind_down(server, http, admission)
+            await _wind_down(server, http, admission, settings.grace)
             backend.cancel()
 
 
@@ -146,8 +143,8 @@ async def _run_backend(settings: FrontendSettings, reporter: Reporter, admission
     await cores.run()
 
 
-async def _wind_down(server: asyncio.Task[None], http: HttpServer, admission: Admission) -> None:
-    done, _ = await asyncio.wait((server,), timeout=GRACE)
+async def _wind_down(server: asyncio.Task[None], http: HttpServer, admission: Admission, grace: float) -> None:
+    done, _ = await asyncio.wait((server,), timeout=grace)
     if done:
         return
     admission.expire()

@@ -28,6 +28,10 @@ T = TypeVar("T")
 INLINE_CHARACTERS = 2_000
 """Text up to this size is tokenized at once: in well under a millisecond, less than a thread costs others."""
 
+LONG_TEXT = 16
+"""Characters per token of the context beyond which a text is tokenized piecemeal: it is too long unless its tokens are
+unusually long, and tokenizing a body of 10 MB to the end takes seconds and gigabytes."""
+
 DEFAULT_THREADS = 2
 
 
@@ -102,7 +106,7 @@ class PromptEncoder:
         size = sum(len(message["content"]) for message in conversation)
 
         def work() -> list[int]:
-            return text.tokenizer.encode(template.render(conversation), add_special_tokens=False)
+            return _encoded(text, template.render(conversation), model, "messages", add_special_tokens=False)
 
         # Templates loop over messages, so their number counts as well.
         return _checked(await self._run(work, size + 100 * len(conversation)), model, "messages")
@@ -120,7 +124,7 @@ class PromptEncoder:
 
         def work() -> list[npt.NDArray[np.int32]]:
             return [
-                _checked(text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, model, name)
+                _checked(_encoded(text, prompt, model, name) if isinstance(prompt, str) else prompt, model, name)
                 for prompt, name in zip(prompts, names, strict=True)
             ]
 
@@ -139,6 +143,26 @@ def _for_template(template: ChatTemplate, message: Message) -> dict[str, str]:
         role = "system"
     named = {} if message.name is None else {"name": message.name}
     return {"role": role, "content": message.text, **named}
+
+
+def _encoded(
+    text: ModelText, prompt: str, model: ServedModel, param: str, *, add_special_tokens: bool = True
+) -> list[int]:
+    """Returns the ids of ``prompt``; one that cannot fit is given up at a beginning that is too long already.
+
+    The beginnings double, so that all of them together cost at most as much again as the last.
+    """
+    length = LONG_TEXT * model.max_model_len
+    while length < len(prompt):
+        count = len(text.tokenizer.encode(prompt[:length], add_special_tokens=add_special_tokens))
+        # The cut may split what would have been one token, which is far from making two of each.
+        if count > 2 * model.max_model_len:
+            raise ContextLengthError(
+                f"This model's context is {model.max_model_len} tokens, and {param} alone has more than that.",
+                param=param,
+            )
+        length *= 2
+    return text.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
 
 def _checked(ids: list[int], model: ServedModel, param: str) -> npt.NDArray[np.int32]:

@@ -71,6 +71,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": _message("a\0b")}, "messages[0].content"),
     ({"messages": MESSAGES * 10_001}, "messages"),
     ({"messages": _message([{"type": "text", "text": ""}] * 1_001)}, "messages[0].content"),
+    ({"messages": _message([{"type": "text", "text": ""}] * 1_000) * 11}, "messages"),
     ({"messages": _message([])}, "messages[0].content"),
     ({"messages": _message(["Hi"])}, "messages[0].content[0]"),
     ({"messages": _message([{"type": "text"}])}, "messages[0].content[0].text"),

@@ -14,9 +14,10 @@ import httpx
 import orjson
 import pytest
 
-from tercet_frontend.server import open_listener
+from tercet_frontend.server import HttpServer, open_listener, serve
+from tercet_shared.config import FrontendSettings, parse
 from tercet_shared.errors import ConfigurationError
-from tercet_shared.lifecycle.report import Event, parse_event
+from tercet_shared.lifecycle.report import Event, LogReporter, parse_event
 from tests.contract.frontend.conftest import EOS, TIMEOUT, events
 from tests.fakes.core import STOP, FakeCore
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from tercet_frontend.admission import Admission
     from tercet_frontend.tokenizing import ModelText
 
 CHAT = "/v1/chat/completions"
@@ -118,6 +120,25 @@ async def test_life_of_a_front_end(model_path: Path, text: ModelText, tmp_path: 
                 assert await process.end() == 0
             with pytest.raises(httpx.ConnectError):
                 await http.get("/livez")
+
+
+async def test_the_grace_is_that_of_the_settings(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graces = []
+
+    async def wind_down(_server: asyncio.Task[None], _http: HttpServer, _admission: Admission, grace: float) -> None:
+        graces.append(grace)
+
+    monkeypatch.setattr("tercet_frontend.server._wind_down", wind_down)
+    settings = parse(
+        FrontendSettings, [str(model_path), "--core", f"unix:{tmp_path}/core.sock", "--port", "0", "--grace", "7.5"]
+    )
+    stop = asyncio.Event()
+    stop.set()
+    async with asyncio.timeout(TIMEOUT):
+        await serve(settings, LogReporter(), stop)
+    assert graces == [7.5]
 
 
 async def test_stops_while_it_loads(model_path: Path, tmp_path: Path) -> None:

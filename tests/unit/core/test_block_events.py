@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tercet_core.kv_cache.block_pool import BlockPool
 from tercet_core.kv_cache.events import BlockEvents, Change
+from tercet_core.scheduling.scheduler import Scheduler
+from tercet_core.scheduling.state import Limits
 from tercet_shared.hashing import BlockKey, chain, root_key
 from tercet_shared.wire.step import BlockId
 
@@ -71,3 +74,15 @@ def test_clearing_makes_history_unneeded() -> None:
     assert events is not None
     assert [event.change for event in events] == [Change.CLEARED]
     assert events[0].number == pool.events.latest
+
+
+@pytest.mark.parametrize("blocks", [8, 5])
+def test_a_new_worker_goes_on_with_the_numbers(blocks: int) -> None:
+    scheduler = Scheduler(Limits(max_slots=2, num_blocks=8, block_size=4, max_model_len=32, max_batched_tokens=16))
+    _fill(scheduler.pool, _keys(4))
+    number, known = _replay(scheduler.pool, 0, set())
+    scheduler.restart(blocks)
+    number, known = _replay(scheduler.pool, number, known)
+    assert known == set()
+    _fill(scheduler.pool, _keys(2))
+    assert _replay(scheduler.pool, number, known)[1] == set(_keys(2))

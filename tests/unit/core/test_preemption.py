@@ -318,3 +318,30 @@ def test_plan_columns_are_int32_and_bool() -> None:
                      "draft_ids", "appended_offsets", "appended_ids", "gated"):  # fmt: skip
             assert getattr(step, name).dtype == np.int32, name
         assert step.samples.dtype == np.bool_
+
+
+@pytest.mark.parametrize(("policy", "late"), [("priority", True), ("fair", False)])
+def test_those_that_hold_all_slots_do_not_wait_behind_one_that_has_none(policy: str, late: bool) -> None:
+    scheduler = Scheduler(make_limits(max_slots=2), policy=policy)
+    first, second = (make_request(handle, [handle, 1], max_tokens=2, priority=1) for handle in range(2))
+    other = make_request(2, [2, 1], max_tokens=2, priority=0 if late else 1)
+    other.tenant = "other"
+    scheduler.submit(first)
+    next_plan(scheduler)
+    scheduler.submit(second)
+    if late:
+        next_plan(scheduler)
+    scheduler.submit(other)
+    if not late:
+        next_plan(scheduler)  # the second arrived first; now its tenant was served more than the other
+    scheduler.restart(scheduler.limits.num_blocks)
+    assert other.slot is None
+
+    plan = scheduler.plan()
+    assert plan is not None, "nobody runs, and all wait"
+    assert sorted(plan.slots.tolist()) == [0, 1]
+    ends = 0
+    while plan is not None:
+        ends += sum(len(output.ends) for output in apply(scheduler, answer(plan)))
+        plan = scheduler.plan()
+    assert ends == 3

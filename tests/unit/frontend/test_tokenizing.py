@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -13,6 +13,9 @@ from tercet_frontend.schemas.chat import Message
 from tercet_frontend.tokenizing import ModelText, PromptEncoder
 from tercet_shared.checkpoint import ChatTemplate, GenerationDefaults
 from tercet_shared.errors import ContextLengthError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
 
 MODEL = ServedModel("m", max_model_len=1000, vocab_size=300)
 
@@ -86,3 +89,41 @@ async def test_limits(inline: int) -> None:
         for ids in ([-1], [300], [2**40]):
             with pytest.raises(InvalidRequestError, match="vocabulary"):
                 await encoder.prompts(text, MODEL, (ids,))
+
+
+class _Sparse:
+    """A token for every ``width`` characters; notes how much text it was given."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.seen: list[int] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.seen.append(len(text))
+        return [5] * -(-len(text) // self.width)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_text_far_too_long_is_not_tokenized_to_its_end(chat: bool) -> None:
+    tokenizer = _Sparse(1)
+    text = _text(cast("Any", tokenizer), "{{ messages[0].content }}")
+    prompt = "7" * 1_000_000
+    with PromptEncoder() as encoder:
+        call: Awaitable[Any] = (
+            encoder.chat(text, MODEL, [Message(role="user", content=prompt)])
+            if chat
+            else encoder.prompts(text, MODEL, (prompt,))
+        )
+        with pytest.raises(ContextLengthError) as caught:
+            await call
+    assert caught.value.param == ("messages" if chat else "prompt")
+    assert sum(tokenizer.seen) < 50_000
+
+
+async def test_a_long_text_of_few_tokens_is_served() -> None:
+    tokenizer = _Sparse(200)
+    with PromptEncoder() as encoder:
+        (ids,) = await encoder.prompts(_text(cast("Any", tokenizer)), MODEL, ("7" * 199_800,))
+        assert len(ids) == 999
+        with pytest.raises(ContextLengthError, match="alone has 1000"):
+            await encoder.prompts(_text(cast("Any", tokenizer)), MODEL, ("7" * 200_000,))

@@ -126,9 +126,7 @@ class Planner:
         admitted: list[NewRow] = []
         headroom: int | None = None
         partial = self._partial_prefills(grants)
-        while budget > 0 and (request := state.queue.peek()) is not None:
-            if request.slot is None and table.num_free == 0:
-                break
+        while budget > 0 and (request := self._next_waiting()) is not None:
             if request.slot is not None and table.in_flight[request.slot]:
                 break  # its tokens in flight count; it resumes when they have landed
             known = int(table.known[request.slot]) if request.slot is not None else len(request.tokens)
@@ -149,6 +147,20 @@ class Planner:
             partial += row.computed + row.tokens < known
             admitted.append(row)
         return admitted
+
+    def _next_waiting(self) -> Request | None:
+        """Returns who may start next: the head of the queue, or while it lacks a slot, the next of those that hold one.
+
+        They must not wait behind it. After a restart nobody runs and they may hold all slots: none would ever be free.
+        """
+        state, table = self._state, self._state.table
+        head = state.queue.peek()
+        if head is None or head.slot is not None or table.num_free:
+            return head
+        holders = np.flatnonzero(~table.running)  # every slot has an owner
+        ranked = holders[np.lexsort((table.arrival[holders], table.priority[holders]))]
+        owners = (table.requests[slot] for slot in ranked.tolist())
+        return next((owner for owner in owners if owner is not None and owner not in state.aside), None)
 
     def _partial_prefills(self, grants: I32) -> int:
         """Returns how many running requests will still have known tokens to compute after this step."""
@@ -174,7 +186,10 @@ class Planner:
         """Admits or resumes ``request`` with the blocks that it matched, and gives it as many tokens as it may have."""
         state, table, pool = self._state, self._state.table, self._state.pool
         size = table.block_size
-        state.queue.pop()
+        if request.slot is None:
+            state.queue.pop()
+        else:  # it may have passed the head
+            state.queue.discard(request)
         pool.share(matched)
         slot = request.slot if request.slot is not None else self._new_slot(request)
         computed = len(matched) * size
@@ -192,10 +207,10 @@ class Planner:
         return NewRow(row, blocks, tokens, computed)
 
     def _fail_unfit(self, request: Request) -> None:
-        self._state.queue.pop()
         if request.slot is not None:
             self._state.end([request.slot])
         else:
+            self._state.queue.pop()
             self._state.queue.ended(request, 0)
         self._report_unfit(request)
 

@@ -141,7 +141,7 @@ class SchedulerState:
         self.freed = []
         if num_blocks != self.pool.num_blocks:
             self.limits = replace(self.limits, num_blocks=num_blocks)
-            self.pool = BlockPool(num_blocks, caching=self.limits.prefix_caching)
+            self.pool = BlockPool(num_blocks, caching=self.limits.prefix_caching, events=self.pool.events)
 
     def end(self, slots: list[Slot]) -> list[Request]:
         """Ends the owners of ``slots``, running or preempted; their blocks and slots are free at once."""

@@ -17,6 +17,9 @@ MAX_MESSAGES = 10_000
 MAX_PARTS = 1_000
 """Parts of one message."""
 
+MAX_ALL_PARTS = 10_000
+"""Parts of all messages together, for the same reason."""
+
 
 class TextPart(Strict):
     """A part of a message; text is the only kind."""
@@ -50,9 +53,16 @@ class ChatRequest(GenerationFields):
         refuse_unbuilt(raw, CHAT)
         messages = raw.get("messages")
         if isinstance(messages, list):
+            parts = 0
             for index, message in enumerate(messages[:MAX_MESSAGES]):
                 if isinstance(message, dict):
                     refuse_unbuilt(message, MESSAGE, f"messages[{index}].")
+                    content = message.get("content")
+                    parts += len(content) if isinstance(content, list) else 0
+            if parts > MAX_ALL_PARTS:
+                raise InvalidRequestError(
+                    f"messages: at most {MAX_ALL_PARTS} parts of content are allowed in all.", param="messages"
+                )
         return raw
 
     @model_validator(mode="after")

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _LONGEST_INCOMPLETE = 3
 """Bytes of a code point that may be there before its last one comes."""
 
+_MOST_TEXTLESS = 64
+"""Ids of the prompt without text (special tokens, ids of no token) that are looked past in search of text. A prompt may
+consist of nothing else, and the search is made for every choice."""
+
 
 class TokenDecoder(Protocol):
     """The text of one output, in pieces."""
@@ -62,7 +66,7 @@ class Detokenizer:
 
     def _tail(self, ids: Sequence[int] | npt.NDArray[np.int32], count: int, *, skip_special_tokens: bool) -> list[int]:
         tail: list[int] = []
-        for index in range(len(ids) - 1, -1, -1):
+        for index in range(len(ids) - 1, max(len(ids) - 1 - _MOST_TEXTLESS, -1), -1):
             token = int(ids[index])
             if not (skip_special_tokens and token in self._special):
                 tail.append(token)
@@ -73,7 +77,7 @@ class Detokenizer:
     def _strippable(self, pieces: _Pieces, prompt_ids: Sequence[int] | npt.NDArray[np.int32]) -> int:
         """Returns how many leading characters the output may lose: what the prompt's own beginning left over."""
         char, left = pieces.rules.strip
-        for token in prompt_ids:
+        for token in prompt_ids[:_MOST_TEXTLESS]:
             if not left:
                 break
             text = pieces.raw(int(token)).decode("utf-8", "replace")
@@ -119,7 +123,7 @@ class _Pieces:
 def _unfinished(pieces: _Pieces, ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
     """Returns the code point's first bytes with which ``ids`` end, or none."""
     tail = b""
-    for index in range(len(ids) - 1, -1, -1):
+    for index in range(len(ids) - 1, max(len(ids) - 1 - _MOST_TEXTLESS, -1), -1):
         tail = pieces.raw(int(ids[index])) + tail
         if len(tail) >= _LONGEST_INCOMPLETE:
             break

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,6 +148,24 @@ def test_skipped_prompt_tokens_do_not_hide_the_context(wordpiece: Tokenizer) -> 
     hello, pad, comma, run_ = (wordpiece.token_to_id(name) for name in ("hello", "[PAD]", ",", "run"))
     decode = Detokenizer(wordpiece)
     assert text_of(decode, [comma, run_], [hello, *[pad] * 10]) == ", run"
+
+
+class _Counted(list[int]):
+    """Counts how often it is looked into."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(index)
+
+
+def test_a_prompt_without_text_is_not_read_to_its_other_end(detokenizer: tuple[Detokenizer, Tokenizer]) -> None:
+    decode, tokenizer = detokenizer
+    special = next(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
+    prompt = _Counted([special] * 10_000)
+    decode.decoder(prompt)
+    assert prompt.looks < 200
 
 
 def test_a_stream_that_has_ended_takes_no_more(bytes_only: Detokenizer) -> None:

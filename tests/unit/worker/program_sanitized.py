@@ -1,0 +1,126 @@
+"""Runs every operation of a program on random shapes in a kernel library built with sanitizers. Without torch.
+
+Every array is exactly as large as the kernels may use it, so that the address sanitizer sees one element too many.
+Usage: ``program_sanitized.py LIBRARY``, with the sanitizer's runtime preloaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from ctypes import byref
+
+import numpy as np
+
+from tercet_worker.kernels import step_abi
+from tercet_worker.kernels.step_abi import PANEL, Call, Epilogue, Op, OpKind
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: int) -> np.ndarray:
+    """Returns normal values that own their memory, as float32 or as bfloat16 bits."""
+    drawn = rng.standard_normal(shape).astype(np.float32)
+    return (drawn.view(np.uint32) >> 16).astype(np.uint16) if dtype else drawn
+
+
+def as_float(array: np.ndarray) -> np.ndarray:
+    return (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
+
+
+class Run:
+    """Programs of one operation in one library, dtype, instruction set and number of threads."""
+
+    def __init__(self, cdll: ctypes.CDLL, dtype: int, isa: int, threads: int) -> None:
+        self.cdll, self.dtype, self.isa, self.threads = cdll, dtype, isa, threads
+
+    def call(self, op: Op, source: np.ndarray | None, target: np.ndarray, **fields: int) -> None:
+        """Executes ``op``; all of ``target`` must be finite afterwards."""
+        problem = ctypes.c_int32()
+        program = self.cdll.tercet_program_create(self.dtype, self.isa, self.threads, byref(problem))
+        self.cdll.tercet_program_add(program, byref(op))
+        self.cdll.tercet_program_end_section(program)
+        call = Call(section=0, rows=len(target), output=target.ctypes.data, out_stride=target.strides[0], **fields)
+        if source is not None:
+            call.input, call.in_stride = source.ctypes.data, source.strides[0]
+        if code := self.cdll.tercet_program_run(program, byref(call)):
+            raise SystemExit(f"refused: {code}")
+        self.cdll.tercet_program_destroy(program)
+        if not np.isfinite(as_float(target)).all():
+            raise SystemExit(f"a result of operation {op.kind} is not finite")
+
+    def pack(self, matrix: np.ndarray, *, parts: int) -> tuple[np.ndarray, int]:
+        """Returns the packed weights, 64-byte aligned to their end, and how many panels they are."""
+        rows, columns = len(matrix) // parts, matrix.shape[1]
+        panels = -(-rows // PANEL) * parts
+        per_step = 2 if self.dtype else 1
+        packed = np.zeros(panels * -(-columns // per_step) * 64, np.uint8)
+        for part in range(parts):
+            piece = np.array(matrix[part * rows : (part + 1) * rows], order="C")
+            self.cdll.tercet_weights_pack(
+                self.dtype, packed.ctypes.data, columns, panels, part, parts, 0, rows, piece.ctypes.data
+            )
+        return packed, panels
+
+    def product(self, rng: np.random.Generator, rows: int, inputs: int, outputs: int, epilogue: Epilogue) -> None:
+        gated = epilogue is Epilogue.GATED_SILU
+        packed, panels = self.pack(values(rng, (outputs * (2 if gated else 1), inputs), self.dtype), parts=1 + gated)
+        bias = values(rng, (panels * PANEL,), 0)
+        wide = epilogue in {Epilogue.ADD, Epilogue.STORE_FLOAT} or not self.dtype
+        target = np.zeros((rows, outputs), np.float32 if wide else np.uint16)
+        op = Op(
+            kind=OpKind.LINEAR, epilogue=epilogue, in_features=inputs, out_features=outputs, panels=panels,
+            weight=packed.ctypes.data, aux=bias.ctypes.data,
+        )  # fmt: skip
+        self.call(op, values(rng, (rows, inputs), self.dtype), target)
+
+    def others(self, rng: np.random.Generator, rows: int, size: int, vocabulary: int) -> None:
+        packed, panels = self.pack(values(rng, (vocabulary, size), self.dtype), parts=1)
+        ids = rng.integers(0, vocabulary, rows).astype(np.int32)
+        ids[-1] = vocabulary - 1
+        stream = np.zeros((rows, size), np.float32)
+        op = Op(
+            kind=OpKind.EMBED, in_features=vocabulary, out_features=size, panels=panels, scalar=1.0,
+            weight=packed.ctypes.data,
+        )  # fmt: skip
+        self.call(op, None, stream, token_ids=ids.ctypes.data)
+        weight = values(rng, (size,), 0)
+        op = Op(kind=OpKind.NORM, in_features=size, scalar=1e-5, weight=weight.ctypes.data)
+        self.call(op, stream, np.zeros((rows, size), np.uint16 if self.dtype else np.float32))
+        positions = rng.integers(0, 9_000, rows)
+        frequencies = np.abs(weight)
+        op = Op(kind=OpKind.ANGLES, rotary_half=size, weight=frequencies.ctypes.data)
+        self.call(op, None, np.zeros((rows, 2 * size), np.float32), positions=positions.ctypes.data)
+        logits = values(rng, (rows, size), 0)
+        highest, places, finite = np.zeros(rows, np.float32), np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+        self.cdll.tercet_logits_scan(
+            self.isa, self.threads, logits.ctypes.data, rows, size,
+            highest.ctypes.data, places.ctypes.data, finite.ctypes.data,
+        )  # fmt: skip
+        if not finite.all() or not np.array_equal(places, logits.argmax(1)):
+            raise SystemExit("the best logit was not found")
+
+
+def main() -> None:
+    """Every instruction set, both dtypes."""
+    cdll = ctypes.CDLL(sys.argv[1])
+    step_abi.declare(cdll)
+    rng = np.random.default_rng(0)
+    runs = 0
+    for isa in range(4):
+        if not cdll.tercet_isa_available(isa):
+            continue
+        for dtype in (0, 1):
+            for _ in range(8):
+                run = Run(cdll, dtype, isa, int(rng.integers(1, 4)))
+                rows, inputs, outputs = (
+                    int(n) for n in (rng.integers(1, 120), rng.integers(1, 200), rng.integers(1, 150))
+                )
+                for epilogue in Epilogue:
+                    run.product(rng, rows, inputs, outputs, epilogue)
+                run.others(rng, rows, inputs, outputs)
+                runs += 1
+            Run(cdll, dtype, isa, 2).product(rng, 40, 2_101 if dtype else 1_050, 50, Epilogue.STORE)
+    print(f"{runs} runs")
+
+
+if __name__ == "__main__":
+    main()
