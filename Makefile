@@ -27,7 +27,7 @@ STAMPS := $(VENV)/.stamps
 SERVICES := frontend core worker
 PACKAGES := shared $(SERVICES:%=services/%)
 PYPROJECTS := $(PACKAGES:%=%/pyproject.toml)
-KERNEL_SOURCES := $(wildcard services/worker/tercet_worker/kernels/*)
+KERNEL_SOURCES := $(wildcard services/worker/tercet_worker/kernels/*.py services/worker/tercet_worker/kernels/csrc/*)
 PROTO := proto/tercet_proto/v1/engine.proto
 
 .DELETE_ON_ERROR:

@@ -15,8 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import grpc
 import psutil
 import pytest
+
+from tercet_proto.v1 import engine_pb2 as pb
+from tercet_proto.v1 import engine_pb2_grpc
 
 READY_S = 180.0
 """Far more than a start takes, also on a loaded machine."""
@@ -96,3 +100,15 @@ def serving(smollm2: Path) -> Iterator[Serving]:
     """The real model in float32 with small steps, for all tests that only ask it something."""
     with serve(smollm2, "--dtype=float32", "--served-model-name=smollm2") as running:
         yield running
+
+
+def engine_address(running: Serving) -> str:
+    """Returns the gRPC address of the core."""
+    (socket,) = running.run_base.glob("*/engine.sock")
+    return f"unix:{socket}"
+
+
+async def engine_info(running: Serving) -> pb.InfoReply:
+    """Returns what the core says of itself."""
+    async with grpc.aio.insecure_channel(engine_address(running)) as channel:
+        return await engine_pb2_grpc.EngineStub(channel).Info(pb.InfoRequest())

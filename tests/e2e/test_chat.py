@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -89,6 +90,7 @@ def test_a_seeded_request_gives_the_same_alone_and_in_company(serving: Serving) 
 
 
 def test_tokens_are_streamed_as_they_come(serving: Serving) -> None:
+    begin = time.monotonic()
     body = {
         "model": "smollm2",
         "messages": FRANCE,
@@ -102,8 +104,13 @@ def test_tokens_are_streamed_as_they_come(serving: Serving) -> None:
         http.stream("POST", f"{serving.url}/v1/chat/completions", json=body) as reply,
     ):
         assert reply.headers["content-type"].startswith("text/event-stream")
-        events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+        arrivals = [(time.monotonic(), line.removeprefix("data: ")) for line in reply.iter_lines() if line]
+    events = [event for _, event in arrivals]
     assert events[-1] == "[DONE]"
+    content = [when for when, event in arrivals if '"content":"' in event]
+    assert len(content) >= 36, "at least nine in ten of the 40 tokens have an event of their own"
+    assert len(set(content)) > 5
+    assert content[0] < begin + (content[-1] - begin) * 0.75, "the first token did not wait for the last"
     chunks = [json.loads(event) for event in events[:-1]]
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"

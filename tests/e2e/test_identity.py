@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from tercet_proto.v1 import engine_pb2 as pb
-from tercet_proto.v1 import engine_pb2_grpc
 from tercet_shared.checkpoint import Checkpoint
-from tests.e2e.conftest import Serving, serve
+from tests.e2e.conftest import Serving, engine_address, engine_info, serve
 from tests.fakes.stream_client import Client
 
 OUTPUT = 24
@@ -72,7 +69,7 @@ def cases(smollm2: Path, serving: Serving) -> list[Case]:
 
 
 async def _one_by_one(running: Serving, prompts: list[list[int]]) -> list[list[int]]:
-    async with Client(_engine_address(running)) as client:
+    async with Client(engine_address(running)) as client:
         for handle, prompt in enumerate(prompts):
             await client.submit(handle, prompt, max_tokens=OUTPUT)
             await client.finished(handle)
@@ -88,11 +85,6 @@ def _confirm(model: Any, prompt: list[int], output: list[int]) -> tuple[list[int
     logits = model(torch.tensor([prompt + output[:-1]]), logits_to_keep=len(output)).logits[0]
     best = logits.topk(2).values
     return logits.argmax(-1).tolist(), float((best[:, 0] - best[:, 1]).min())
-
-
-def _engine_address(running: Serving) -> str:
-    (socket,) = running.run_base.glob("*/engine.sock")
-    return f"unix:{socket}"
 
 
 async def _ask(http: httpx.AsyncClient, url: str, prompt: list[int], **changes: Any) -> str:
@@ -111,17 +103,12 @@ def _together(url: str, prompts: list[list[int]]) -> list[str]:
     return asyncio.run(run())
 
 
-async def _info(running: Serving) -> pb.InfoReply:
-    async with grpc.aio.insecure_channel(_engine_address(running)) as channel:
-        return await engine_pb2_grpc.EngineStub(channel).Info(pb.InfoRequest())
-
-
 @pytest.mark.timeout(400)
 def test_alone_together_and_with_a_warm_cache(serving: Serving, cases: list[Case]) -> None:
     expected = [case.text for case in cases]
     assert [_together(serving.url, [case.prompt])[0] for case in cases] == expected
     assert _together(serving.url, [case.prompt for case in cases]) == expected, "together, the prefix cache warm"
-    assert asyncio.run(_info(serving)).stats.cached_tokens > 1000
+    assert asyncio.run(engine_info(serving)).stats.cached_tokens > 1000
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +136,7 @@ def test_in_chunks_with_preemptions_and_aborts(cramped: Serving, cases: list[Cas
             return [result for result in results[: len(wanted)] if result is not None]
 
     assert asyncio.run(run()) == [case.text for case in cases if len(case.prompt) < 420]
-    info = asyncio.run(_info(cramped))
+    info = asyncio.run(engine_info(cramped))
     assert info.stats.preemptions > 0, "the pool was too large for this test"
     assert info.stats.free_blocks == info.stats.num_blocks
     assert (info.stats.running, info.stats.waiting) == (0, 0)

@@ -18,7 +18,7 @@ from tercet_worker.state.checks import PlanLimits, check_plan
 
 if TYPE_CHECKING:
     from tercet_worker.attention.interface import AttentionBackend
-    from tercet_worker.models import CausalLM
+    from tercet_worker.models.interface import StepModel
     from tercet_worker.sampling import Sampled, Sampler
     from tercet_worker.state.slots import SlotState
 
@@ -62,7 +62,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: StepModel,
         attention: AttentionBackend,
         state: SlotState,
         sampler: Sampler,

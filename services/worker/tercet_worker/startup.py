@@ -13,13 +13,18 @@ import torch
 from tercet_shared.checkpoint import Checkpoint, ModelConfig
 from tercet_shared.errors import ConfigurationError
 from tercet_shared.wire.step import PROTOCOL_VERSION, WorkerHello
+from tercet_worker.attention.cpu import CpuAttention
 from tercet_worker.attention.interface import AttentionBackend, AttentionSpec
 from tercet_worker.attention.select import cpu_attention, load_kernels_or_warn
 from tercet_worker.attention.torch_fallback import TorchAttention
 from tercet_worker.host import choose_dtype, default_threads, processor_flags
+from tercet_worker.kernels.logits import LogitScan
 from tercet_worker.kv_sizing import KvRequest, size_kv_cache
 from tercet_worker.layers.parameters import Placement
 from tercet_worker.loading import available_memory, load_model
+from tercet_worker.models.eager import EagerModel
+from tercet_worker.program.compiled import CompiledModel
+from tercet_worker.program.weights import PackedWeights
 from tercet_worker.runner import ModelRunner
 from tercet_worker.sampling import Sampler
 from tercet_worker.state.checks import PlanLimits
@@ -27,6 +32,8 @@ from tercet_worker.state.slots import SlotState
 
 if TYPE_CHECKING:
     from tercet_shared.config import WorkerSettings
+    from tercet_worker.kernels.library import KernelLibrary
+    from tercet_worker.models.interface import StepModel
 
 logger = logging.getLogger(__name__)
 
@@ -57,18 +64,33 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
     threads = settings.threads or default_threads()
     torch.set_num_threads(threads)
     checkpoint = Checkpoint.open(settings.model, revision=settings.revision)
-    place = Placement(choose_dtype(settings.dtype, processor_flags()), torch.device("cpu"))
-    model = load_model(
+    config = checkpoint.config
+    dtype = choose_dtype(settings.dtype, processor_flags())
+    max_batched_tokens = settings.max_num_batched_tokens or _CPU_STEP_TOKENS
+    report("preparing kernels", None)  # compiles them where this machine has not yet
+    library = load_kernels_or_warn()
+    attention = _attention(config, settings.block_size, dtype, library, threads)
+    # Packed weights are of use to the kernels only, and those need attention of their own.
+    compiled = library if isinstance(attention, CpuAttention) else None
+    packed = PackedWeights(compiled, dtype) if compiled is not None else None
+    place = Placement(dtype, torch.device("cpu"), packed)
+    weights = load_model(
         checkpoint,
         place,
         available=available_memory(),
         progress=lambda fraction: report("loading weights", fraction),
     )
-    config = checkpoint.config
-    report("preparing kernels", None)  # compiles them where this machine has not yet
-    attention = _attention(config, settings.block_size, place.dtype, threads)
+    model: StepModel = EagerModel(weights)
+    if compiled is not None:
+        model = CompiledModel(
+            weights,
+            compiled,
+            dtype=dtype,
+            threads=threads,
+            max_tokens=max_batched_tokens,
+            vocab_size=config.vocab_size,
+        )
     report("allocating the KV cache", None)
-    max_batched_tokens = settings.max_num_batched_tokens or _CPU_STEP_TOKENS
     kv = size_kv_cache(
         KvRequest(
             bytes_per_block=attention.bytes_per_block(config.num_layers),
@@ -96,7 +118,8 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         block_size=settings.block_size,
         max_batched_tokens=max_batched_tokens,
     )
-    runner = ModelRunner(model, attention, state, Sampler(config.vocab_size, place.device), limits)
+    scan = LogitScan(compiled, threads=threads) if compiled is not None else None
+    runner = ModelRunner(model, attention, state, Sampler(config.vocab_size, place.device, scan), limits)
     offer = WorkerHello(
         protocol=PROTOCOL_VERSION,
         incarnation="",
@@ -121,7 +144,9 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
     return Engine(runner, offer)
 
 
-def _attention(config: ModelConfig, block_size: int, dtype: torch.dtype, threads: int) -> AttentionBackend:
+def _attention(
+    config: ModelConfig, block_size: int, dtype: torch.dtype, library: KernelLibrary | None, threads: int
+) -> AttentionBackend:
     spec = AttentionSpec(
         num_query_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -131,7 +156,7 @@ def _attention(config: ModelConfig, block_size: int, dtype: torch.dtype, threads
         scale=config.head_dim**-0.5,
     )
     try:
-        return cpu_attention(spec, load_kernels_or_warn(), threads=threads)
+        return cpu_attention(spec, library, threads=threads)
     except ConfigurationError as error:
         logger.warning("%s; using the pure-torch fallback, which is right but slow", error.message)
         return TorchAttention(spec)

@@ -76,6 +76,11 @@ class CpuAttention:
         """Platform and instruction set."""
         return f"cpu-{self.isa.name.lower()}"
 
+    @property
+    def handle(self) -> int | None:
+        """The kernels' object, for a program that attends by itself; None before ``allocate_kv``."""
+        return self._handle
+
     def bytes_per_block(self, num_layers: int) -> int:
         """Returns the bytes of one block in all layers; the layout adds no padding."""
         return self.spec.bytes_per_block(num_layers)

@@ -1,16 +1,19 @@
-"""Linear layers. This class alone knows how a weight lies in memory, so that a packed kernel can take it over."""
+"""Linear layers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import torch.nn.functional as F  # noqa: N812  # the customary name
 
-from tercet_worker.layers.parameters import Destination, Placement, into
+from tercet_worker.layers.matrix import dense
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
+
+    from tercet_worker.layers.parameters import Destination, Placement
 
 
 class Linear:
@@ -20,25 +23,26 @@ class Linear:
         in_features: columns of the weight.
         out_features: rows of each merged part, in the order of the output's columns.
         bias: whether there is a bias (for all parts or none).
-        place: dtype and device.
+        place: dtype, device and layout.
+        gated: whether the two parts are gate and input of a gated activation, and only used for that.
     """
 
-    def __init__(self, in_features: int, out_features: Sequence[int], *, bias: bool, place: Placement) -> None:
-        self.out_features = tuple(out_features)
-        self._weight = place.empty(sum(out_features), in_features)  # [out, in]
-        self._bias = place.empty(sum(out_features)) if bias else None  # [out]
+    def __init__(
+        self, in_features: int, out_features: Sequence[int], *, bias: bool, place: Placement, gated: bool = False
+    ) -> None:
+        self.matrix = place.matrix(in_features, out_features, bias=bias, gated=gated)
 
     def destinations(self, *names: str) -> dict[str, Destination]:
         """Returns where ``{name}.weight`` and ``{name}.bias`` of each part go; one name per part, in their order."""
         found: dict[str, Destination] = {}
-        start = 0
-        for name, size in zip(names, self.out_features, strict=True):
-            found[f"{name}.weight"] = into(self._weight[start : start + size])
-            if self._bias is not None:
-                found[f"{name}.bias"] = into(self._bias[start : start + size])
-            start += size
+        for part, (name, _) in enumerate(zip(names, self.matrix.out_features, strict=True)):
+            found[f"{name}.weight"] = self.matrix.weight_destination(part)
+            bias = self.matrix.bias_destination(part)
+            if bias is not None:
+                found[f"{name}.bias"] = bias
         return found
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns ``[T, sum of out]`` for ``x [T, in]``."""
-        return F.linear(x, self._weight, self._bias)
+        """Returns ``[T, sum of out]`` for ``x [T, in]``; for a dense matrix."""
+        matrix = dense(self.matrix)
+        return F.linear(x, matrix.weight, matrix.bias)

@@ -1,56 +1,41 @@
-"""Where the tensors of a checkpoint go: the seam between a layer, which owns its layout, and the loader."""
+"""In what dtype, where and in which layout a model is built."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
+from tercet_worker.layers.destination import Destination, into
+from tercet_worker.layers.matrix import DenseMatrix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
+    import torch
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where one tensor of a checkpoint goes.
+    from tercet_worker.layers.matrix import Matrix, MatrixFactory
 
-    Attributes:
-        shape: of the tensor as the checkpoint holds it.
-        dtype: in which the layer keeps it.
-        store: called with a first row and whole rows from there on, in any floating dtype, on the CPU; converts them to
-            the layer's dtype, layout and device. Called until every row was stored once.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    store: Callable[[int, torch.Tensor], None]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the tensor takes once stored."""
-        size = self.dtype.itemsize
-        for extent in self.shape:
-            size *= extent
-        return size
-
-
-def into(target: torch.Tensor) -> Destination:
-    """Returns a destination that copies rows into ``target`` (a tensor or a view of one) as they are."""
-
-    def store(start: int, rows: torch.Tensor) -> None:
-        target[start : start + rows.shape[0]].copy_(rows)
-
-    return Destination(tuple(target.shape), target.dtype, store)
+__all__ = ["Destination", "Placement", "into"]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """In what dtype and on which device a model is built. On ``meta`` it takes no memory and knows its sizes."""
+    """Where a model's tensors are made. On ``meta`` it takes no memory and knows its sizes.
+
+    Attributes:
+        dtype: of the model.
+        device: of the model.
+        packed: makes matrices in a layout of the kernels; None for dense ones.
+    """
 
     dtype: torch.dtype
     device: torch.device
+    packed: MatrixFactory | None = None
 
-    def empty(self, *shape: int) -> torch.Tensor:
-        """Returns a tensor whose memory is not written to yet (and so not committed by the operating system)."""
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+    def matrix(
+        self, in_features: int, out_features: Sequence[int], *, bias: bool = False, gated: bool = False
+    ) -> Matrix:
+        """Returns a matrix whose memory is not written to yet (and so not committed by the operating system)."""
+        if self.packed is not None:
+            return self.packed(in_features, out_features, bias=bias, gated=gated)
+        return DenseMatrix(in_features, out_features, bias=bias, dtype=self.dtype, device=self.device)

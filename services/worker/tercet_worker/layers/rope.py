@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from tercet_shared.checkpoint import Llama3RopeScaling, RopeConfig, RopeDivisors
-from tercet_worker.layers.parameters import Destination
+from tercet_worker.layers.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +36,29 @@ class RotaryEmbedding:
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         self._config = config
-        self._half = config.rotary_dim // 2
-        self._inverse_frequencies = inverse_frequencies(config).to(device)  # float32 [R / 2], radians per token
+        self.half = config.rotary_dim // 2
+        self.inverse_frequencies = inverse_frequencies(config).to(device)  # float32 [R / 2], radians per token
 
     def destinations(self) -> dict[str, Destination]:
         """Returns where the tensor of frequency divisors goes, if the checkpoint has one."""
         scaling = self._config.scaling
         if not isinstance(scaling, RopeDivisors):
             return {}
-        frequencies = self._inverse_frequencies
+        frequencies = self.inverse_frequencies
 
         def store(start: int, rows: torch.Tensor) -> None:
             frequencies[start : start + rows.shape[0]] /= rows.to(frequencies)
 
-        return {scaling.tensor: Destination((self._half,), torch.float32, store)}
+        return {scaling.tensor: Destination((self.half,), torch.float32, store)}
 
     def rotation(self, positions: torch.Tensor) -> Rotation:
         """Returns the angles' cosines and sines for ``positions [T]``."""
-        angles = positions.to(torch.float32).unsqueeze(1) * self._inverse_frequencies  # [T, R / 2]
+        angles = positions.to(torch.float32).unsqueeze(1) * self.inverse_frequencies  # [T, R / 2]
         return Rotation(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
 
     def rotate_(self, heads: torch.Tensor, rotation: Rotation) -> None:
         """Rotates ``heads [T, N, D]`` in place; products are taken in float32."""
-        half = self._half
+        half = self.half
         first, second = heads[..., :half], heads[..., half : 2 * half]
         rotated_first = first * rotation.cos - second * rotation.sin
         rotated_second = second * rotation.cos + first * rotation.sin

@@ -6,12 +6,15 @@ Hq query heads, Hkv key/value heads, D head size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
-    from tercet_worker.layers.parameters import Destination
+    from tercet_worker.layers.destination import Destination
+    from tercet_worker.models.ops import HeadOps, Ops
+
+V = TypeVar("V")
 
 
 class LayerAttention(Protocol):
@@ -30,7 +33,7 @@ class LayerAttention(Protocol):
 
 
 class CausalLM(Protocol):
-    """A decoder-only language model on one device."""
+    """A decoder-only language model on one device: its weights, and its step as operations."""
 
     def destinations(self) -> dict[str, Destination]:
         """Returns where every tensor of a checkpoint goes, by Hugging Face name. All of them must come."""
@@ -38,8 +41,21 @@ class CausalLM(Protocol):
     def ignores(self, name: str) -> bool:
         """Says whether a tensor that has no destination may be left out silently."""
 
+    def hidden(self, ops: Ops[V]) -> V:
+        """Returns hidden states ``[T, H]`` after the last norm."""
+
+    def logits(self, ops: HeadOps[V], hidden: V) -> V:
+        """Returns float32 logits ``[R, V]`` for hidden states ``[R, H]``."""
+
+
+class StepModel(Protocol):
+    """A model that can be run, one step at a time."""
+
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention) -> torch.Tensor:
-        """Returns hidden states ``[T, H]`` after the last norm, for ids ``[T]`` at ``positions [T]``."""
+        """Returns hidden states ``[T, H]``, for int32 ids ``[T]`` at int64 ``positions [T]``.
+
+        They are gone with the next call.
+        """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float32 logits ``[R, V]`` for hidden states ``[R, H]``; the caller may write to them."""

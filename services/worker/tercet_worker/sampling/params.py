@@ -82,6 +82,8 @@ class SamplingTable:
         host = self._table.host[slots]  # [R, C]
         floats = host.view(np.float32)
         draws = floats[:, _TEMPERATURE] > 0
+        if not draws.any() and (positions >= host[:, _MIN_LEN]).all():
+            return _greedy(len(slots), self._device)
         truncates = draws & ((host[:, _TOP_K] > 0) | (floats[:, _TOP_P] < 1))
         counts = np.where(positions < host[:, _MIN_LEN], host[:, _NUM_STOPS], 0)
         masked_rows, column = ragged_index(counts)
@@ -103,3 +105,11 @@ class SamplingTable:
             largest_top_k=int(host[truncates, _TOP_K].max(initial=0)),
             any_min_p=bool((floats[draws, _LOG_MIN_P] > -np.inf).any()),
         )
+
+
+def _greedy(rows: int, device: torch.device) -> SamplingBatch:
+    """Returns a batch in which no row draws and none is masked: the usual case, whose step must not wait for more."""
+    words = torch.zeros(rows, dtype=torch.int32, device=device)
+    zeros = words.view(torch.float32)
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    return SamplingBatch(zeros, zeros, zeros, words, RowKeys(words, words), none, none, none, none, 0, any_min_p=False)

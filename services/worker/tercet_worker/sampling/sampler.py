@@ -13,6 +13,7 @@ Legend: R rows, V vocabulary, K candidates in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,15 +38,27 @@ class Sampled:
     finite: torch.Tensor  # bool [R]; whether the raw logits were
 
 
+Scan = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""From float32 ``[R, V]`` to the highest (float32), the lowest id that has it (int64), and if all are finite (bool)."""
+
+
+def best_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Is a `Scan`."""
+    highest, tokens = logits.max(dim=1)  # the first of equals: the lowest id; NaN wins
+    return highest, tokens, torch.isfinite(highest) & torch.isfinite(logits.amin(dim=1))
+
+
 class Sampler:
     """Draws one token per row.
 
     Args:
         vocab_size: V.
         device: of the logits.
+        scan: finds the best logit of every row; `best_of` by default.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, scan: Scan | None = None) -> None:
+        self._scan = best_of if scan is None else scan
         self._vocab_size = vocab_size
         self._ids = torch.arange(vocab_size, dtype=torch.int32, device=device)  # [V]
         self._rows_at_once = max(1, _PIECE // vocab_size)
@@ -54,14 +67,13 @@ class Sampler:
 
     def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> Sampled:
         """Returns a token per row of ``logits [R, V]``, float32; they are overwritten."""
-        highest, tokens = logits.max(dim=1)  # the first of equals: the lowest id; NaN wins
-        finite = torch.isfinite(highest) & torch.isfinite(logits.amin(dim=1))
+        highest, tokens, finite = self._scan(logits)
         if len(batch.masked_rows):
             logits[batch.masked_rows, batch.masked_ids] = -torch.inf
             highest, tokens = logits.max(dim=1)
-        for rows in torch.split(batch.plain_rows, self._rows_at_once):
+        for rows in _pieces(batch.plain_rows, self._rows_at_once):
             tokens[rows] = self._draw_from_all(logits, highest, batch, rows)
-        for rows in torch.split(batch.truncated_rows, self._rows_at_once):
+        for rows in _pieces(batch.truncated_rows, self._rows_at_once):
             tokens[rows] = self._draw_from_best(logits, highest, batch, rows)
         return Sampled(tokens.masked_fill_(~finite, 0), finite)
 
@@ -142,6 +154,11 @@ class _Truncation:
 
     def rows(self, index: torch.Tensor) -> _Truncation:
         return _Truncation(self.top_k[index], self.top_p[index], self.log_min_p[index], self.keys.rows(index))
+
+
+def _pieces(rows: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
+    """Returns ``rows`` in pieces of at most ``size``; torch makes a piece of nothing, too."""
+    return torch.split(rows, size) if len(rows) else ()
 
 
 def _scale(logits: torch.Tensor, highest: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor) -> torch.Tensor:

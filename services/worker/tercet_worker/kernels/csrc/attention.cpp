@@ -227,52 +227,68 @@ TercetAttentionProblem Attention::plan(const TercetAttentionStep& step) {
     return kFine;
 }
 
+bool Attention::ready(std::int32_t layers, std::int32_t tokens) const {
+    return planned_ && tokens == tokens_ && layers <= geometry_.num_layers;
+}
+
+void Attention::complete(std::int32_t layer, LayerCall& call) const {
+    call.kv = kv_ + layer * geometry_.layer_bytes;
+    call.window = windows_[static_cast<std::size_t>(layer)];
+}
+
+void Attention::write(const LayerCall& call, std::int32_t begin, std::int32_t end) const {
+    kernels_->write(geometry_, call, slot_mapping_.data(), begin, end);
+}
+
+void Attention::run_task(const LayerCall& call, std::int32_t task, std::int32_t thread) const {
+    kernels_->run(geometry_, call, tasks_[static_cast<std::size_t>(task)], scratch_[static_cast<std::size_t>(thread)]);
+}
+
+void Attention::run_merge(const LayerCall& call, std::int32_t merge, std::int32_t thread) const {
+    kernels_->merge(geometry_, call, merges_[static_cast<std::size_t>(merge)], scratch_[static_cast<std::size_t>(thread)]);
+}
+
+void Attention::pad(const LayerCall& call) const {
+    const Geometry& g = geometry_;
+    const std::int64_t row_bytes = static_cast<std::int64_t>(g.query_heads) * g.head_size * g.element_bytes;
+    for (std::int32_t t = used_tokens_; t < tokens_; ++t) {
+        std::memset(call.out + t * call.out_stride, 0, static_cast<std::size_t>(row_bytes));
+    }
+}
+
 void Attention::run_serial(const LayerCall& call) {
-    kernels_->write(geometry_, call, slot_mapping_.data(), 0, tokens_);
-    for (const Task& task : tasks_) kernels_->run(geometry_, call, task, scratch_[0]);
-    for (const Task& task : merges_) kernels_->merge(geometry_, call, task, scratch_[0]);
+    write(call, 0, tokens_);
+    for (std::int32_t i = 0; i < tasks(); ++i) run_task(call, i, 0);
+    for (std::int32_t i = 0; i < merges(); ++i) run_merge(call, i, 0);
 }
 
 void Attention::run_parallel(const LayerCall& call) {
-    const auto tasks = static_cast<std::int32_t>(tasks_.size());
-    const auto merges = static_cast<std::int32_t>(merges_.size());
 #pragma omp parallel num_threads(threads_)
     {
         // The runtime may give fewer threads than asked for, never more.
-        const Scratch& scratch = scratch_[static_cast<std::size_t>(omp_get_thread_num())];
         const std::int64_t team = omp_get_num_threads();
-        const std::int64_t me = omp_get_thread_num();
-        kernels_->write(geometry_, call, slot_mapping_.data(), static_cast<std::int32_t>(tokens_ * me / team),
-                        static_cast<std::int32_t>(tokens_ * (me + 1) / team));
+        const std::int32_t me = omp_get_thread_num();
+        write(call, static_cast<std::int32_t>(tokens_ * me / team), static_cast<std::int32_t>(tokens_ * (me + 1) / team));
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
-        for (std::int32_t i = 0; i < tasks; ++i) {
-            kernels_->run(geometry_, call, tasks_[static_cast<std::size_t>(i)], scratch);
-        }
-        if (merges > 0) {
+        for (std::int32_t i = 0; i < tasks(); ++i) run_task(call, i, me);
+        if (merges() > 0) {
 #pragma omp for schedule(dynamic, 1)
-            for (std::int32_t i = 0; i < merges; ++i) {
-                kernels_->merge(geometry_, call, merges_[static_cast<std::size_t>(i)], scratch);
-            }
+            for (std::int32_t i = 0; i < merges(); ++i) run_merge(call, i, me);
         }
     }
 }
 
 TercetAttentionProblem Attention::forward(std::int32_t layer, LayerCall call) {
-    const Geometry& g = geometry_;
-    if (layer < 0 || layer >= g.num_layers) return problem(Problem::layer, -1, layer, g.num_layers);
+    if (layer < 0 || layer >= geometry_.num_layers) return problem(Problem::layer, -1, layer, geometry_.num_layers);
     if (!planned_) return problem(Problem::no_plan);
-    call.kv = kv_ + layer * g.layer_bytes;
-    call.window = windows_[static_cast<std::size_t>(layer)];
+    complete(layer, call);
     if (serial_) {
         run_serial(call);
     } else {
         run_parallel(call);
     }
-    const std::int64_t row_bytes = static_cast<std::int64_t>(g.query_heads) * g.head_size * g.element_bytes;
-    for (std::int32_t t = used_tokens_; t < tokens_; ++t) {
-        std::memset(call.out + t * call.out_stride, 0, static_cast<std::size_t>(row_bytes));
-    }
+    pad(call);
     return kFine;
 }
 

@@ -80,6 +80,18 @@ class Attention {
     // Writes K and V of this step and attends, for one layer. call.kv and call.window are filled in here.
     TercetAttentionProblem forward(std::int32_t layer, LayerCall call);
 
+    // The same in parts, for a team of threads that is there already: complete() a call; write() all tokens; after a barrier
+    // run_task() each task once, on any thread below threads(); after another run_merge() each merge. pad() at any time.
+    bool ready(std::int32_t layers, std::int32_t tokens) const;
+    void complete(std::int32_t layer, LayerCall& call) const;
+    void write(const LayerCall& call, std::int32_t begin, std::int32_t end) const;
+    void run_task(const LayerCall& call, std::int32_t task, std::int32_t thread) const;
+    void run_merge(const LayerCall& call, std::int32_t merge, std::int32_t thread) const;
+    void pad(const LayerCall& call) const;
+    std::int32_t tasks() const { return static_cast<std::int32_t>(tasks_.size()); }
+    std::int32_t merges() const { return static_cast<std::int32_t>(merges_.size()); }
+    std::int32_t threads() const { return threads_; }
+
   private:
     struct FreeAligned {
         void operator()(void* p) const;
