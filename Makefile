@@ -33,7 +33,7 @@ PROTO := proto/tercet_proto/v1/engine.proto
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .DEFAULT_GOAL := install
-.PHONY: help install serve test lint format proto bench-serve bench-core clean
+.PHONY: help install serve test lint format proto bench-serve bench-core profile-worker clean
 
 help:  ## lists what can be made
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -66,6 +66,9 @@ bench-serve: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL)$(URL),,$(STAMPS)/mode
 	@set -e; model='$(MODEL)'; \
 	if [ -z "$$model" ] && [ -z '$(URL)' ]; then model=$$(cat $(STAMPS)/model); fi; \
 	exec $(BIN)/python tests/bench/serve.py $(if $(URL),--url=$(URL)) $(if $(PEER),--peer=$(PEER)) $${model:+--serve="$$model"} $(ARGS)
+
+profile-worker: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## shows where a step of the worker spends its time
+	$(BIN)/python -m tests.bench.worker_profile $(ARGS) "$${MODEL:-$$(cat $(STAMPS)/model)}"
 
 bench-core: $(STAMPS)/dev  ## measures the core's bookkeeping, and requests per second through a whole core
 	$(BIN)/python tests/bench/core.py --through 100000

@@ -41,6 +41,7 @@ class Client:
         self._address = address
         self._name = name
         self._heartbeat = heartbeat
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._news = asyncio.Condition()
 
     async def __aenter__(self) -> Self:
@@ -69,7 +70,7 @@ class Client:
                      priority: int = 0, **sampling: Any) -> None:  # fmt: skip
         self.choices[handle] = Choice()
         values = {"temperature": 0.0, "top_p": 1.0, "max_tokens": 16} | sampling
-        await self.call.write(
+        await self._write(
             pb.ClientFrame(
                 submits=[
                     pb.Submit(
@@ -86,7 +87,7 @@ class Client:
         )
 
     async def send(self, **fields: Any) -> None:
-        await self.call.write(pb.ClientFrame(**fields))
+        await self._write(pb.ClientFrame(**fields))
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Waits until what was heard makes the condition true."""
@@ -99,7 +100,11 @@ class Client:
     async def _beat(self, interval: float) -> None:
         while True:
             await asyncio.sleep(interval)
-            await self.call.write(pb.ClientFrame())
+            await self._write(pb.ClientFrame())
+
+    async def _write(self, frame: pb.ClientFrame) -> None:
+        async with self._writing:
+            await self.call.write(frame)
 
     async def _read(self) -> None:
         while isinstance(frame := await self.call.read(), pb.EngineFrame):

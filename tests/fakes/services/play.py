@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--log", default="", help="write this to standard error")
     parser.add_argument("--progress", default="", help="report this stage")
     parser.add_argument("--fatal", default="", help="report this, then exit 1")
+    parser.add_argument("--fatal-if", nargs=2, help="a file, and what to report when it exists, as with --fatal")
+    parser.add_argument("--asks", type=Path, help="for every process id in this FIFO, ask that the worker be restarted")
     parser.add_argument("--exit", type=int, help="exit with this code at once")
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--orphan", action="store_true", help="start a process that outlives this one, and note it")
@@ -68,6 +70,12 @@ def main() -> None:
         report(event="fatal", message="The peer is gone.")
         os._exit(1)
 
+    def ask(pids: Path) -> None:
+        with pids.open() as lines:
+            for count, line in enumerate(lines, 1):
+                report(event="restart", child="worker", pid=int(line), message="It hangs.")
+                os.write(2, f"asked {count}\n".encode())
+
     terminated = threading.Event()
 
     def on_term(_number: int, _frame: object) -> None:
@@ -87,6 +95,10 @@ def main() -> None:
         os.open(options.holds, os.O_WRONLY)
     if options.loses:
         threading.Thread(target=lose, args=(options.loses,), daemon=True).start()
+    if options.asks:
+        threading.Thread(target=ask, args=(options.asks,), daemon=True).start()
+    if options.fatal_if and Path(options.fatal_if[0]).exists():
+        options.fatal = options.fatal_if[1]
     if options.progress:
         report(event="progress", stage=options.progress, fraction=0.5)
     if options.fatal:
