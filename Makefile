@@ -68,7 +68,8 @@ bench-serve: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL)$(URL),,$(STAMPS)/mode
 	exec $(BIN)/python tests/bench/serve.py $(if $(URL),--url=$(URL)) $(if $(PEER),--peer=$(PEER)) $${model:+--serve="$$model"} $(ARGS)
 
 profile-worker: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## shows where a step of the worker spends its time
-	$(BIN)/python -m tests.bench.worker_profile $(ARGS) "$${MODEL:-$$(cat $(STAMPS)/model)}"
+	@set -e; model='$(MODEL)'; \
+	exec $(BIN)/python -m tests.bench.worker_profile $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
 
 bench-core: $(STAMPS)/dev  ## measures the core's bookkeeping, and requests per second through a whole core
 	$(BIN)/python tests/bench/core.py --through 100000
