@@ -2,7 +2,7 @@
 
 import os
 
-# Before torch is imported: OpenMP reads it when it is loaded. Threads that spin while they wait slow down everything on a
-# machine with few processors, and the services that tests start compute beside the reference.
+# Before torch is imported: OpenMP reads it when it is loaded. Threads that spin while they wait slow down everything on
+# a machine with few processors, and the services that tests start compute beside the reference.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -198,6 +198,75 @@ def mixed(running: int, steps: int) -> dict[str, float]:
     }
 
 
+def long_prompt(limit: int, *, base_ms: float = 8.0, token_ms: float = 0.6) -> dict[str, float]:
+    """Returns what a prompt of 20,000 tokens does to 16 running streams, in a model of a worker's time.
+
+    A step takes ``base_ms`` and ``token_ms`` for every token: about what a small model takes on two CPU cores. Time is
+    counted, not spent.
+    """
+    scheduler = Scheduler(
+        Limits(
+            max_slots=32,
+            num_blocks=4096,
+            max_model_len=32_768,
+            max_batched_tokens=512,
+            vocab_size=VOCAB,
+            long_prefill_limit=limit,
+            max_partial_prefills=1,
+        )
+    )
+    draw = np.random.default_rng(0)
+
+    def submit(handle: int, prompt: int, output: int) -> None:
+        scheduler.submit(
+            Request(
+                front_end=FrontEnd(0),
+                handle=handle,
+                attempt=0,
+                request_id=str(handle),
+                prompt_len=prompt,
+                tokens=draw.integers(3, VOCAB, prompt, dtype=np.int32),
+                params=SamplingParams(max_tokens=output),
+                root=root_key("bench"),
+            )
+        )
+
+    for handle in range(16):
+        submit(handle, 32, 4000)
+    now, last, gaps, first, flight = 0.0, dict.fromkeys(range(16), 0.0), [], 0.0, deque[StepPlan]()
+    quiet: list[float] = []
+    submitted = 0.0
+    step = 0
+    while not first:
+        step += 1
+        if step == 200:
+            submit(99, 20_000, 4)
+            submitted = now
+        while len(flight) < DEPTH and (plan := scheduler.plan()) is not None:
+            flight.append(plan)
+        plan = flight.popleft()
+        now += base_ms + token_ms * float(plan.num_tokens.sum())
+        offsets = np.zeros(len(plan.slots) + 1, np.int32)
+        np.cumsum(plan.samples, out=offsets[1:])
+        result = StepResult(plan.step_id, offsets, draw.integers(3, VOCAB, int(offsets[-1]), dtype=np.int32))
+        for output in scheduler.apply(result):
+            for handle in output.handles.tolist():
+                if handle == 99:
+                    first = now
+                    continue
+                if step > 100:
+                    (gaps if submitted else quiet).append(now - last[handle])
+                last[handle] = now
+    return {
+        "long_prefill_limit": limit,
+        "itl_alone_ms": round(statistics.median(quiet), 2),
+        "itl_beside_ms": round(statistics.median(gaps), 2),
+        "itl_worst_ms": round(max(gaps), 2),
+        "factor_worst": round(max(gaps) / statistics.median(quiet), 2),
+        "long_prompt_ttft_s": round((first - submitted) / 1e3, 2),
+    }
+
+
 # -------------------------------------------------------------------------------------------- through a whole core
 
 
@@ -287,6 +356,8 @@ def main() -> None:
         load: dict[str, Any] = {name: getattr(arguments, name) for name in ("prompt", "output", "concurrency")}
         print(json.dumps(asyncio.run(through(arguments.through, **load))), flush=True)
         return
+    for limit in (0, 128, 32):
+        print(json.dumps({"load": "a prompt of 20,000 tokens beside 16 streams", **long_prompt(limit)}), flush=True)
     calibration = calibration_ms()
     line: dict[str, float] = mixed(1024, arguments.steps)
     print(json.dumps({"load": "mixed", **line, "calibrations": round(line["total_ms"] / calibration, 3)}), flush=True)
