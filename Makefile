@@ -6,6 +6,7 @@
 #                https://pytorch.org/get-started/locally/ names them
 #   MODEL, PORT  what `make serve` serves (a small model that it fetches), and where (8000)
 #   ARGS         further flags: of `tercet serve` for serve, of pytest for test, of the load generator for bench-serve
+#   DURATION     seconds for which `make chaos` breaks things (120)
 #   URL, PEER    bench-serve: measure this server instead of starting one; measure this one too, and print ratios
 
 PYTHON ?= python3
@@ -14,6 +15,7 @@ TORCH_INDEX ?=
 MODEL ?=
 PORT ?= 8000
 ARGS ?=
+DURATION ?= 120
 URL ?=
 PEER ?=
 
@@ -33,7 +35,7 @@ PROTO := proto/tercet_proto/v1/engine.proto
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .DEFAULT_GOAL := install
-.PHONY: help install serve test lint format proto bench-serve bench-core profile-worker clean
+.PHONY: help install serve test lint format proto bench-serve bench-core chaos profile-worker clean
 
 help:  ## lists what can be made
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -70,6 +72,10 @@ bench-serve: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL)$(URL),,$(STAMPS)/mode
 profile-worker: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## shows where a step of the worker spends its time
 	@set -e; model='$(MODEL)'; \
 	exec $(BIN)/python -m tests.bench.worker_profile $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
+
+chaos: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## kills and stops workers and clients under load, for DURATION seconds
+	@set -e; model='$(MODEL)'; \
+	exec $(BIN)/python tests/bench/chaos.py --duration=$(DURATION) $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
 
 bench-core: $(STAMPS)/dev  ## measures the core's bookkeeping, and requests per second through a whole core
 	$(BIN)/python tests/bench/core.py --through 100000

@@ -208,6 +208,13 @@ class CoreSettings(_Settings, Common, SchedulerOptions, LimitOptions):
 
     listen: str = Field("127.0.0.1:8100", description="Address for front ends, as host:port or unix:/path.")
     link: Path = Field(Path("run/worker.sock"), description="Unix socket to which the worker connects.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="Port of /metrics for Prometheus; 0 takes a free one, none is the default.",
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of /metrics.")
     core_id: str | None = Field(None, description="Name of this core; by default one is made up at each start.")
     worker_timeout: Seconds = Field(600.0, description="Seconds to wait for the worker to connect after the start.")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -52,17 +54,50 @@ def test_a_stream_that_runs_at_ctrl_c_ends_with_one_terminal_event(tiny: Path) -
         assert running.process.wait(30) == 0
 
 
-def test_a_killed_worker_ends_its_streams_and_the_command_says_why(tiny: Path) -> None:
+def _streamed(running: Serving, then: Callable[[], None], **changes: object) -> list[str]:
+    """Streams a completion, calls ``then`` after its first event, and returns all events."""
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True, "stream": True, "seed": 3}
+    with httpx.Client(timeout=120) as http:
+        with http.stream("POST", f"{running.url}/v1/completions", json=body | changes) as reply:
+            lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line)
+            events = [next(lines)]
+            then()
+            return events + list(lines)
+
+
+def _text(events: list[str]) -> str:
+    return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
+
+
+def test_a_killed_worker_is_a_pause_for_its_streams(tiny: Path) -> None:
     with serve(tiny, "--served-model-name=tiny") as running:
-        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with httpx.Client(timeout=60) as http, http.stream("POST", f"{running.url}/v1/completions", json=body) as reply:
-            lines = (line for line in reply.iter_lines() if line)
-            next(lines)
-            running.children()["worker"].send_signal(signal.SIGKILL)
-            events = list(lines)
+        undisturbed = _streamed(running, lambda: None)
+        disturbed = _streamed(running, running.children()["worker"].kill)
+        assert undisturbed[-1] == disturbed[-1] == "[DONE]"
+        assert _text(disturbed) == _text(undisturbed)
+        assert running.stop() == 0
+
+
+def test_a_worker_that_is_killed_again_and_again_ends_the_command(tiny: Path) -> None:
+    with serve(tiny, "--served-model-name=tiny") as running:
+        killed: set[int] = set()
+
+        def kill_all() -> None:
+            while running.process.poll() is None:
+                try:
+                    worker = running.children().get("worker")
+                    if worker is not None and worker.pid not in killed:
+                        worker.kill()
+                        killed.add(worker.pid)
+                except psutil.NoSuchProcess:
+                    continue
+
+        events = _streamed(running, kill_all)
         assert sum('"error"' in event for event in events) == 1
-        assert events[-1] == "data: [DONE]"
+        assert events[-1] == "[DONE]"
         assert running.process.wait(30) == 1
+        assert len(killed) == 4, "three restarts"
+        assert list(running.run_base.iterdir()) == []
 
 
 def test_the_supervisors_death_takes_the_services_along(tiny: Path) -> None:
@@ -111,7 +146,8 @@ def test_a_client_that_leaves_frees_its_slot_and_blocks_within_a_second(serving:
     body = {"model": "smollm2", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=60) as http:
         with http.stream("POST", f"{serving.url}/v1/completions", json=body) as reply:
-            next(reply.iter_lines())
+            lines = reply.iter_lines()  # kept: the end of an iterator closes the reply
+            next(lines)
             assert asyncio.run(engine_info(serving)).stats.running == 1
         left = time.monotonic()
         while (stats := asyncio.run(engine_info(serving)).stats).running:

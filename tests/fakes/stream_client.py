@@ -66,8 +66,17 @@ class Client:
         self.call.cancel()
         await self._channel.close()
 
-    async def submit(self, handle: int, prompt: list[int], *, resumed: list[int] | None = None, attempt: int = 0,
-                     priority: int = 0, **sampling: Any) -> None:  # fmt: skip
+    async def submit(
+        self,
+        handle: int,
+        prompt: list[int],
+        *,
+        resumed: list[int] | None = None,
+        attempt: int = 0,
+        priority: int = 0,
+        queue_deadline_s: float = 0.0,
+        **sampling: Any,
+    ) -> None:
         self.choices[handle] = Choice()
         values = {"temperature": 0.0, "top_p": 1.0, "max_tokens": 16} | sampling
         await self._write(
@@ -81,6 +90,7 @@ class Client:
                         resumed_ids=np.array(resumed or [], "<i4").tobytes(),
                         sampling=pb.Sampling(**values),
                         priority=priority,
+                        queue_deadline_s=queue_deadline_s,
                     )
                 ]
             )

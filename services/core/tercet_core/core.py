@@ -3,59 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
+import os
 import secrets
+import sys
 from typing import TYPE_CHECKING, Any
 
+from tercet_core.dumps import StepDumps
 from tercet_core.engine import Engine
-from tercet_core.links.worker_link import WorkerLink
+from tercet_core.links.gate import WorkerGate
+from tercet_core.metrics import CoreMetrics
 from tercet_core.scheduling.scheduler import Scheduler
 from tercet_core.scheduling.state import Limits
 from tercet_core.service import EngineService, HealthChecks, make_server
-from tercet_shared.errors import LinkError, UnavailableError
-from tercet_shared.ipc.listener import Accepted, LinkListener, Rejected, Verdict
+from tercet_core.watchdog import Watchdog
+from tercet_shared.errors import TercetError, UnavailableError
+from tercet_shared.ipc.listener import LinkListener
 from tercet_shared.ipc.settings import HeartbeatSettings, ListenerSettings
-from tercet_shared.wire.step import PROTOCOL_VERSION, CoreWelcome, WorkerHello, decode_hello, encode_welcome
+from tercet_shared.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    from tercet_core.engine import Loss
+    from tercet_core.links.worker_link import WorkerLink
     from tercet_shared.config import CoreSettings
-    from tercet_shared.ipc.connection import LinkConnection
     from tercet_shared.lifecycle.report import Reporter
+    from tercet_shared.wire.step import CoreWelcome, WorkerHello
 
 _log = logging.getLogger(__name__)
-
-
-class WorkerGate:
-    """Lets one worker in, under limits that both sides can keep."""
-
-    def __init__(self, core_id: str, settings: CoreSettings) -> None:
-        self._core_id = core_id
-        self._settings = settings
-        self.joined: asyncio.Future[tuple[WorkerLink, CoreWelcome]] = asyncio.get_running_loop().create_future()
-
-    def judge(self, frame: bytes) -> Verdict:
-        """Answers a worker's hello."""
-        if self.joined.done():
-            return Rejected("this core has a worker already")
-        return Accepted(encode_welcome(self._limits(decode_hello(frame))))
-
-    def admit(self, connection: LinkConnection, frame: bytes) -> None:
-        """Takes over a worker whose hello was accepted."""
-        hello = decode_hello(frame)
-        self.joined.set_result((WorkerLink(connection, hello), self._limits(hello)))
-
-    def _limits(self, hello: WorkerHello) -> CoreWelcome:
-        settings = self._settings
-        return CoreWelcome(
-            protocol=PROTOCOL_VERSION,
-            core_id=self._core_id,
-            max_slots=min(settings.max_num_seqs, hello.max_slots),
-            max_model_len=min(settings.max_model_len or hello.max_model_len, hello.max_model_len),
-            max_batched_tokens=min(
-                settings.max_num_batched_tokens or hello.max_batched_tokens, hello.max_batched_tokens
-            ),
-            pipeline_depth=settings.pipeline_depth,
-        )
 
 
 async def serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event) -> None:
@@ -63,18 +38,22 @@ async def serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event)
 
     Raises:
         ConfigurationError: an address cannot be used.
-        LinkError: the worker never came, is gone, or broke the protocol.
+        LinkError: no worker came, or workers were lost too often.
+        TercetError: the watchdog found the engine stuck.
     """
     core_id = settings.core_id or f"core-{secrets.token_hex(4)}"
     service = EngineService(core_id, settings)
     server, checks = make_server(service, settings)
     gate = WorkerGate(core_id, settings)
+    metrics = Metrics("tercet-core", port=settings.metrics_port, host=settings.metrics_host)
+    meter = CoreMetrics(metrics.meter, service)
     heartbeat = HeartbeatSettings(settings.heartbeat_interval, settings.heartbeat_timeout)
     with LinkListener(settings.link, ListenerSettings(heartbeat=heartbeat)) as listener:
         await checks.set_serving(serving=False)
+        await checks.set_live(live=True)
         await server.start()
         accepting = asyncio.create_task(listener.serve(gate.judge, gate.admit), name="accept workers")
-        life = asyncio.create_task(_live(settings, reporter, service, checks, gate, stop), name="core")
+        life = asyncio.create_task(_live(settings, reporter, service, checks, gate, meter, stop), name="core")
         try:
             reporter.progress("waiting for the worker")
             tasks: set[asyncio.Task[None]] = {accepting, life}
@@ -88,9 +67,27 @@ async def serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event)
             await asyncio.gather(life, accepting, return_exceptions=True)
             service.close_streams()
             await server.stop(grace=1.0)
-            if gate.joined.done() and not gate.joined.cancelled():
-                link, _ = gate.joined.result()
-                await link.close("the core stops")
+            await gate.close("the core stops")
+            metrics.close()
+
+
+class _Succession:
+    """Finds the worker that follows a lost one, and tells everybody; see `Workers`."""
+
+    def __init__(self, gate: WorkerGate, service: EngineService, reporter: Reporter, pid: int) -> None:
+        self._gate = gate
+        self._service = service
+        self._reporter = reporter
+        self._pid = pid  # of the current worker, as it sees itself
+
+    async def following(self, loss: Loss) -> WorkerLink:
+        if loss.hangs:
+            self._reporter.restart("worker", self._pid, loss.reason)
+        link = await self._gate.worker()
+        self._pid = link.hello.pid
+        self._service.renew(link.hello)
+        _log.info("worker %d takes over", self._pid)
+        return link
 
 
 async def _live(
@@ -99,39 +96,69 @@ async def _live(
     service: EngineService,
     checks: HealthChecks,
     gate: WorkerGate,
+    meter: CoreMetrics,
     stop: asyncio.Event,
 ) -> None:
     stopping = asyncio.create_task(stop.wait(), name="wait for the stop")
+    joining = asyncio.create_task(gate.worker(), name="wait for the worker")
     try:
-        events: set[asyncio.Future[Any]] = {gate.joined, stopping}
-        await asyncio.wait(events, timeout=settings.worker_timeout, return_when=asyncio.FIRST_COMPLETED)
+        events: set[asyncio.Task[Any]] = {joining, stopping}
+        await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             return
-        if not gate.joined.done():
-            raise LinkError(f"No worker has connected to {settings.link} within {settings.worker_timeout:g} s.")
-        link, limits = gate.joined.result()
+        link = joining.result()
         engine = Engine(
-            Scheduler(_scheduler_limits(settings, link.hello, limits), policy=settings.policy),
-            link,
+            Scheduler(_scheduler_limits(settings, link.hello, gate.limits), policy=settings.policy),
             service.publish,
+            _Succession(gate, service, reporter, link.hello.pid),
+            StepDumps(settings.dump_dir, gate.limits.core_id),
             depth=settings.pipeline_depth,
+            max_losses=settings.worker_failures,
+            meter=meter,
         )
-        service.attach(engine, link.hello, limits)
-        running = asyncio.create_task(engine.run(), name="engine")
-        try:
-            await checks.set_serving(serving=True)
-            reporter.ready(core=limits.core_id)
-            turns: set[asyncio.Future[Any]] = {running, stopping}
-            await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()
-            await checks.set_serving(serving=False)
-            await _drain(settings, service, engine, running)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        service.attach(engine, link.hello, gate.limits)
+        await _run(settings, reporter, service, checks, engine, link, stopping)
     finally:
-        stopping.cancel()
+        for task in (stopping, joining):
+            task.cancel()
+        await asyncio.gather(stopping, joining, return_exceptions=True)
+
+
+async def _run(
+    settings: CoreSettings,
+    reporter: Reporter,
+    service: EngineService,
+    checks: HealthChecks,
+    engine: Engine,
+    link: WorkerLink,
+    stopping: asyncio.Task[Any],
+) -> None:
+    """Runs the engine until it is to stop or fails; raises what it failed with."""
+    stuck: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    watchdog = Watchdog(
+        engine, settings.watchdog, on_stuck=stuck.set_result, on_hang=lambda text: _end_process(reporter, text)
+    )
+    running = asyncio.create_task(engine.run(link), name="engine")
+    watching = asyncio.create_task(watchdog.run(), name="watchdog")
+    try:
+        await checks.set_serving(serving=True)
+        reporter.ready(core=service.core_id)
+        turns: set[asyncio.Future[Any]] = {running, watching, stopping, stuck}
+        await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+        for task in (running, watching):
+            if task.done():
+                task.result()
+        await checks.set_serving(serving=False)
+        if stuck.done():
+            await checks.set_live(live=False)
+            service.hang(stuck.result())
+            engine.fail_all(UnavailableError(stuck.result()))
+            raise TercetError(stuck.result())
+        await _drain(settings, service, engine, running)
+    finally:
+        for task in (running, watching):
+            task.cancel()
+        await asyncio.gather(running, watching, return_exceptions=True)
 
 
 async def _drain(settings: CoreSettings, service: EngineService, engine: Engine, running: asyncio.Task[None]) -> None:
@@ -148,6 +175,14 @@ async def _drain(settings: CoreSettings, service: EngineService, engine: Engine,
     engine.fail_all(UnavailableError("The core that ran this request was stopped."))
 
 
+def _end_process(reporter: Reporter, text: str) -> None:
+    """Ends the process from the watchdog's thread: nothing that runs on the event loop can."""
+    _log.critical("%s", text)
+    faulthandler.dump_traceback(sys.stderr)
+    reporter.fatal(text)
+    os._exit(1)
+
+
 def _scheduler_limits(settings: CoreSettings, hello: WorkerHello, limits: CoreWelcome) -> Limits:
     return Limits(
         max_slots=limits.max_slots,
@@ -156,6 +191,7 @@ def _scheduler_limits(settings: CoreSettings, hello: WorkerHello, limits: CoreWe
         max_model_len=limits.max_model_len,
         max_batched_tokens=limits.max_batched_tokens,
         long_prefill_limit=settings.long_prefill_limit,
+        max_partial_prefills=settings.max_partial_prefills,
         prefix_caching=settings.prefix_caching,
         vocab_size=hello.vocab_size,
     )

@@ -2,89 +2,191 @@
 
 One coroutine. Everything else that runs on the event loop (streams, heartbeats) runs while it waits; the scheduler's
 methods return at once and are called from that loop only, so no state is ever seen half changed.
+
+When the worker is lost, every request stays: what was in flight is forgotten, requests go on from their known tokens on
+the next worker, and submits queue meanwhile. When a step fails, its requests are tried again apart (`Isolation`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from tercet_core.isolation import Isolation
 from tercet_core.scheduling.outputs import End, Output
 from tercet_core.scheduling.request import Ending
-from tercet_shared.errors import LinkError, UnavailableError
+from tercet_shared.errors import InternalError, LinkError, ProtocolError, UnavailableError
+from tercet_shared.ipc.errors import FrameTooLargeError
+from tercet_shared.ipc.link import CloseKind, CloseReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tercet_core.dumps import StepDumps
     from tercet_core.scheduling.request import Failure, Request
     from tercet_core.scheduling.scheduler import Scheduler
     from tercet_shared.errors import TercetError
-    from tercet_shared.ipc.link import CloseReason
     from tercet_shared.wire.step import StepPlan, StepResult
+
+_log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
     """What the engine needs of a worker."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the worker's KV pool."""
+
+    @property
+    def close_reason(self) -> CloseReason | None:
+        """Why the link is closed; None while it is open."""
+
     def start(self, on_result: Callable[[StepResult], None], on_closed: Callable[[CloseReason], None]) -> None:
-        """Hands over every result in order, and the end of the link once."""
+        """Hands over every result in order, and the end of the link once. Raises `LinkError` when it is closed."""
 
     def submit(self, plan: StepPlan) -> None:
-        """Sends a plan after all earlier ones; never waits."""
+        """Sends a plan after all earlier ones; never waits. Raises `LinkError`."""
+
+    async def close(self, goodbye: str) -> None:
+        """Ends the link and tells the worker why. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The end of a worker, as far as the engine is concerned.
+
+    Attributes:
+        reason: one sentence.
+        hangs: whether its process may still exist but cannot be relied on, so that somebody should end it.
+    """
+
+    reason: str
+    hangs: bool
+
+
+class Workers(Protocol):
+    """Where the next worker comes from."""
+
+    async def following(self, loss: Loss) -> Link:
+        """Waits for a worker that can take over. Raises `LinkError` when none comes."""
+
+
+class StepMeter(Protocol):
+    """Where the times of steps are recorded."""
+
+    def planned(self, seconds: float, tokens: int) -> None:
+        """One planned step."""
+
+    def applied(self, waited: float, seconds: float) -> None:
+        """One applied result: from its plan to its arrival, and its application, in seconds."""
+
+
+class _NoMeter:
+    def planned(self, seconds: float, tokens: int) -> None:
+        pass
+
+    def applied(self, waited: float, seconds: float) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A plan without its result."""
+
+    plan: StepPlan
+    at: float  # perf_counter
+    forgotten: bool = False  # its result does not count: a step before it failed
 
 
 class Engine:
-    """Runs a scheduler against one worker.
+    """Runs a scheduler against one worker after another.
 
     Args:
         scheduler: owned by the engine from here on.
-        link: the worker.
         publish: takes what one front end is to hear; must return at once.
+        workers: asked when the worker is lost.
+        dumps: told of failed steps.
+        meter: records the times of steps.
         depth: steps in flight at most.
+        max_losses: workers lost in a row, with work and without a step in between, that end the engine.
     """
 
-    def __init__(self, scheduler: Scheduler, link: Link, publish: Callable[[Output], None], *, depth: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        publish: Callable[[Output], None],
+        workers: Workers,
+        dumps: StepDumps,
+        *,
+        depth: int,
+        max_losses: int,
+        meter: StepMeter | None = None,
+    ) -> None:
         self.scheduler = scheduler
-        self._link = link
         self._publish = publish
+        self._workers = workers
+        self._dumps = dumps
+        self._meter: StepMeter = _NoMeter() if meter is None else meter
         self._depth = depth
+        self._max_losses = max_losses
+        # Twice what it takes to single out one of all requests: then it is not the requests.
+        self._max_failed_steps = 2 * scheduler.limits.max_slots.bit_length() + 2
+        self._isolation = Isolation(scheduler)
+        self._link: Link | None = None
+        self._flight: deque[_Sent] = deque()
         self._results: deque[StepResult] = deque()
+        self._closed: CloseReason | None = None
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._lost: LinkError | None = None
-        self._planned_at: deque[float] = deque()
+        self._losses = 0  # in a row
+        self._failed_steps = 0  # in a row
+        self.progress = 0
+        """Plans and results so far; see `Watchdog`."""
         self.step_seconds = 0.0
 
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to compute and a worker to compute it."""
+        return self._link is not None and not self._idle.is_set()
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether a worker is connected."""
+        return self._link is not None
+
     def submit(self, request: Request) -> None:
-        """Queues a request. Raises `RequestError` when it cannot be served as it is."""
+        """Queues a request, also while there is no worker. Raises `RequestError` when it cannot be served as it is."""
         self.scheduler.submit(request)
+        self._isolation.joined()
         self._idle.clear()
         self._wake.set()
 
     def end(self, requests: list[Request]) -> None:
         """Ends requests at any moment; those that ended already are left alone."""
         self.scheduler.end(requests)
+        self._note_idle()
         self._wake.set()
 
-    async def run(self) -> None:
-        """Runs until cancelled, or until the worker is gone.
+    async def run(self, link: Link) -> None:
+        """Runs until cancelled, or until there is no worker any more.
 
         Raises:
-            LinkError: the worker is gone or broke the protocol. Every request has been told.
+            LinkError: no worker takes over, or too many were lost in a row. Every request has been told.
         """
-        self._link.start(self._on_result, self._on_closed)
         try:
             while True:
-                self._turn()
-                await self._wake.wait()
-                self._wake.clear()
-                if self._lost is not None:
-                    raise self._lost
+                loss = await self._serve(link)
+                self._forget_worker(loss)
+                link = await self._workers.following(loss)
+                self.scheduler.restart(link.num_blocks)
         except LinkError as error:
             self.fail_all(UnavailableError(f"The worker behind this core is gone: {error.message}"))
             raise
@@ -98,23 +200,119 @@ class Engine:
         self._fail(self.scheduler.end_all(), error)
         self._idle.set()
 
-    def _turn(self) -> None:
-        """Does everything that can be done without waiting."""
-        scheduler = self.scheduler
+    # ---------------------------------------------------------------------------------------- one worker
+
+    async def _serve(self, link: Link) -> Loss:
+        """Runs on one worker until it is lost."""
+
+        def on_result(result: StepResult) -> None:
+            if link is self._link:
+                self._results.append(result)
+                self._wake.set()
+
+        def on_closed(reason: CloseReason) -> None:
+            if link is self._link:
+                self._closed = reason
+                self._wake.set()
+
+        self._link, self._closed, self._failed_steps = link, None, 0
+        try:
+            link.start(on_result, on_closed)
+            while True:
+                self._land_results()
+                if (loss := self._loss()) is not None:
+                    return loss
+                self._send_plans(link)
+                self._note_idle()
+                await self._wake.wait()
+                self._wake.clear()
+        except FrameTooLargeError:  # the same would happen with any worker
+            raise
+        except LinkError as error:
+            # It broke the protocol, or cannot compute; unless it was gone before, which then is the reason.
+            closed = link.close_reason
+            await link.close(error.message)
+            if closed is not None:
+                return _loss_by(closed)
+            return Loss(error.message, hangs=not isinstance(error, ProtocolError))
+        finally:
+            self._link = None
+            self._flight.clear()
+            self._results.clear()
+
+    def _loss(self) -> Loss | None:
+        return _loss_by(self._closed) if self._closed is not None else None
+
+    def _land_results(self) -> None:
         while self._results:
-            for output in scheduler.apply(self._results.popleft()):
+            result = self._results.popleft()
+            if not self._flight or self._flight[0].plan.step_id != result.step_id:
+                expected = self._flight[0].plan.step_id if self._flight else "none"
+                raise ProtocolError(
+                    f"The worker answered step {result.step_id}; the oldest step in flight is {expected}."
+                )
+            sent = self._flight.popleft()
+            self.progress += 1
+            if sent.forgotten:
+                continue
+            if result.error:
+                self._land_failure(sent.plan, result.error)
+                continue
+            begin = time.perf_counter()
+            outputs = self.scheduler.apply(result)
+            self._failed_steps = self._losses = 0
+            for output in outputs:
                 self._publish(output)
-            self.step_seconds = time.perf_counter() - self._planned_at.popleft()
-        while scheduler.in_flight < self._depth:
-            plan = scheduler.plan()
-            if failures := scheduler.take_failures():
+            now = time.perf_counter()
+            self.step_seconds = now - sent.at
+            self._meter.applied(begin - sent.at, now - begin)
+
+    def _send_plans(self, link: Link) -> None:
+        self._isolation.advance()
+        while len(self._flight) < self._depth:
+            begin = time.perf_counter()
+            plan = self.scheduler.plan()
+            if failures := self.scheduler.take_failures():
                 self._report(failures)
             if plan is None:
-                break
-            self._planned_at.append(time.perf_counter())
-            self._link.submit(plan)
-        if not (scheduler.num_running or scheduler.num_waiting):
-            self._idle.set()
+                if self._isolation.advance():
+                    continue
+                return
+            self.progress += 1
+            now = time.perf_counter()
+            self._meter.planned(now - begin, int(plan.num_tokens.sum()))
+            self._flight.append(_Sent(plan, now))
+            link.submit(plan)
+
+    # ---------------------------------------------------------------------------------------- when things break
+
+    def _land_failure(self, plan: StepPlan, error: str) -> None:
+        """Finds out who is to blame for a failed step; raises `LinkError` when it is not the requests."""
+        self._dumps.write(plan, error, self.scheduler.suspects())
+        for later in self._flight:
+            later.forgotten = True
+        culprit = self._isolation.failed()
+        if culprit is not None:
+            self.scheduler.end([culprit])
+            self._fail([culprit], InternalError(f"The step failed: {error}"))
+        self._failed_steps += 1
+        if self._failed_steps > self._max_failed_steps:
+            raise LinkError(f"{self._failed_steps} steps in a row have failed, the last one with: {error}")
+
+    def _forget_worker(self, loss: Loss) -> None:
+        """Keeps every request, and raises `LinkError` when workers are lost again and again."""
+        self.scheduler.restart()
+        self._isolation.give_up()
+        self._note_idle()
+        waiting = self.scheduler.num_waiting
+        if waiting:  # the loss of an idle worker costs nobody anything
+            self._losses += 1
+        if self._losses >= self._max_losses:
+            raise LinkError(
+                f"The worker was lost {self._losses} times in a row without a step in between, "
+                f"the last time because {loss.reason}"
+            )
+        _log.warning("the worker is lost: %s; %d requests wait for the next one", loss.reason, waiting)
 
     def _report(self, failures: list[Failure]) -> None:
         for failure in failures:
@@ -133,10 +331,10 @@ class Engine:
                 )
             )
 
-    def _on_result(self, result: StepResult) -> None:
-        self._results.append(result)
-        self._wake.set()
+    def _note_idle(self) -> None:
+        if not (self.scheduler.num_running or self.scheduler.num_waiting):
+            self._idle.set()
 
-    def _on_closed(self, reason: CloseReason) -> None:
-        self._lost = LinkError(reason.text)
-        self._wake.set()
+
+def _loss_by(reason: CloseReason) -> Loss:
+    return Loss(reason.text, hangs=reason.kind is CloseKind.HEARTBEAT_LOST)

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from tercet_core.engine import Engine
     from tercet_core.scheduling.outputs import Output
     from tercet_core.scheduling.request import Request
+    from tercet_core.scheduling.scheduler import Scheduler
     from tercet_core.streams.connection import FrameContext
     from tercet_shared.config import CoreSettings
     from tercet_shared.wire.step import CoreWelcome, WorkerHello
 
 _log = logging.getLogger(__name__)
+
+LIVENESS = "liveness"
+"""Name of the health check that fails when the core hangs."""
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Engine"].full_name
 
@@ -43,6 +47,12 @@ class EngineService(pb_grpc.EngineServicer):
         self._engine: Engine | None = None
         self._welcome: asyncio.Future[pb.Welcome] = asyncio.get_running_loop().create_future()
         self._draining = ""
+        self._hung = ""
+
+    @property
+    def core_id(self) -> str:
+        """Name of this core."""
+        return self._core_id
 
     def attach(self, engine: Engine, hello: WorkerHello, limits: CoreWelcome) -> None:
         """Begins to take requests."""
@@ -64,6 +74,20 @@ class EngineService(pb_grpc.EngineServicer):
                 max_submit_bytes=int(self._settings.max_message_bytes),
             )
         )
+
+    def renew(self, hello: WorkerHello) -> None:
+        """Tells all front ends, those that come later too, what has changed with another worker."""
+        welcome = pb.Welcome()
+        welcome.CopyFrom(self._welcome.result())
+        welcome.incarnation, welcome.num_blocks = hello.incarnation, hello.num_blocks
+        self._welcome = asyncio.get_running_loop().create_future()
+        self._welcome.set_result(welcome)
+        for connection in self._connections.values():
+            connection.outbox.put_frame(pb.EngineFrame(welcome=welcome))
+
+    def hang(self, reason: str) -> None:
+        """Answers from now on that this core does not work any more, and takes nothing new."""
+        self._hung = reason
 
     def publish(self, output: Output) -> None:
         """Hands rows to their front end; those of a front end that has left are dropped."""
@@ -89,6 +113,14 @@ class EngineService(pb_grpc.EngineServicer):
         """Waits until there is an engine, and returns what front ends are told."""
         return await asyncio.shield(self._welcome)
 
+    def current_scheduler(self) -> Scheduler | None:
+        """Returns the scheduler, or None before there is one."""
+        return self._engine.scheduler if self._engine is not None else None
+
+    def outbox_rows(self) -> int:
+        """Returns the rows that wait for front ends."""
+        return sum(connection.outbox.pending_rows for connection in list(self._connections.values()))
+
     def stats(self) -> pb.Stats:
         """Returns the current numbers; zeros before there is an engine."""
         if self._engine is None:
@@ -97,6 +129,8 @@ class EngineService(pb_grpc.EngineServicer):
 
     def submit(self, request: Request) -> None:
         """Takes a request. Raises `RequestError`, or `UnavailableError` when none can be taken now."""
+        if self._hung:
+            raise UnavailableError(self._hung)
         if self._draining:
             raise UnavailableError(f"This core takes no new requests: {self._draining}")
         if self._engine is None:
@@ -128,12 +162,13 @@ class EngineService(pb_grpc.EngineServicer):
 
     async def Info(self, request: pb.InfoRequest, context: object) -> pb.InfoReply:  # noqa: N802, ARG002
         """Returns what this core is and how loaded."""
-        ready = self._welcome.done() and not self._draining
-        reason = self._draining or ("" if self._welcome.done() else "waiting for the worker")
+        reason = self._hung or self._draining
+        if not reason and (self._engine is None or not self._engine.has_worker):
+            reason = "waiting for the worker"
         return pb.InfoReply(
             welcome=self._welcome.result() if self._welcome.done() else None,
             stats=self.stats(),
-            ready=ready,
+            ready=not reason,
             not_ready_reason=reason,
         )
 
@@ -162,6 +197,11 @@ class HealthChecks:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", SERVICE_NAME):
             await self.servicer.set(name, status)
+
+    async def set_live(self, *, live: bool) -> None:
+        """Answers from now on, under the name `LIVENESS`, whether the process is worth keeping."""
+        status = health_pb2.HealthCheckResponse.SERVING if live else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self.servicer.set(LIVENESS, status)
 
 
 def _check_unused(address: str) -> None:

@@ -54,7 +54,8 @@ class Session:
                 self._accept(decode_plan(frame), loop)
 
         try:
-            self._link.on_frames(on_frames)
+            if self._link.close_reason is None:  # a core may think better of it at once
+                self._link.on_frames(on_frames)
             return await self._link.wait_closed()
         finally:
             self._over = True

@@ -32,6 +32,9 @@ _STOP_GRACE = 0.5
 """Seconds that a running step is given when the worker stops."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 """Seconds between attempts to find a core: at first, and after doubling."""
+_REJOIN_PATIENCE = 10.0
+"""Seconds for which a worker that has served a core is refused in vain: the core may not have noticed the end of their
+link yet, and takes nobody while it has a worker."""
 _PROGRESS_STEP = 0.01
 
 
@@ -67,7 +70,7 @@ async def _serve_cores(
     ready = False
     while not stop.is_set():
         offer = dataclasses.replace(engine.offer, incarnation=uuid.uuid4().hex)
-        joined = await _join(path, offer, stop)
+        joined = await _join(path, offer, stop, _REJOIN_PATIENCE if ready else 0.0)
         if joined is None:
             return
         connection = joined.connection
@@ -88,20 +91,26 @@ async def _serve_cores(
         await asyncio.wrap_future(device.submit(engine.runner.reset))
 
 
-async def _join(path: Path, offer: WorkerHello, stop: asyncio.Event) -> Joined | None:
+async def _join(path: Path, offer: WorkerHello, stop: asyncio.Event, patience_s: float) -> Joined | None:
     """Connects as soon as a core listens; returns None when ``stop`` comes first.
+
+    A core that refuses the worker is asked again for ``patience_s`` seconds.
 
     There is no event for "a socket appeared at this path" that holds on every file system, so it is tried again after a
     growing delay; nothing waits for it but this worker.
     """
     delay = _FIRST_DELAY
+    clock = asyncio.get_running_loop().time
+    patient_until = clock() + patience_s
     while not stop.is_set():
         try:
             return await _unless(stop, connect(path, encode_hello(offer)))
         except LinkUnavailableError as error:
             logger.debug("%s; next attempt in %.2f s", error.message, delay)
         except LinkRejectedError as error:
-            raise LinkError(f"The core at {path} refused this worker: {error.message}") from error
+            if clock() >= patient_until:
+                raise LinkError(f"The core at {path} refused this worker: {error.message}") from error
+            logger.info("the core at %s refuses this worker: %s; next attempt in %.2f s", path, error.message, delay)
         await _unless(stop, asyncio.sleep(delay))
         delay = min(2 * delay, _LONGEST_DELAY)
     return None

@@ -25,6 +25,21 @@ _API_KEY = "TERCET_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How often a child that was ready and died is started again.
+
+    Attributes:
+        most: restarts within ``window_s`` seconds; one death more is a failure.
+        window_s: seconds.
+        delay_s: seconds before the first restart of a window; it doubles with each further one.
+    """
+
+    most: int = 3
+    window_s: float = 60.0
+    delay_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
 class ChildSpec:
     """One process.
 
@@ -32,11 +47,13 @@ class ChildSpec:
         name: what people call it, as in "the worker was killed".
         argv: the whole command line; the supervisor adds ``--report-fd=N``.
         env: the whole environment.
+        restart: what happens when it dies after it was ready; None: its death is a failure.
     """
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    restart: RestartPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,7 @@ def plan_serve(settings: ServeSettings, run_dir: Path, environ: Mapping[str, str
         children=(
             ChildSpec("front end", _python("tercet_frontend", frontend.arguments()), {**env, **secrets}),
             ChildSpec("core", _python("tercet_core", core.arguments()), env),
-            ChildSpec("worker", _python("tercet_worker", worker.arguments()), env),
+            ChildSpec("worker", _python("tercet_worker", worker.arguments()), env, RestartPolicy()),
         ),
         frontend="front end",
         host=settings.host,

@@ -28,7 +28,7 @@ class Observer(Protocol):
     """Who wants to know. All methods are called on the event loop."""
 
     def on_report(self, child: Child, event: Event) -> None:
-        """The child reported its start."""
+        """The child reported its start, its failure, or that another one hangs."""
 
     def on_log(self, child: Child, line: str) -> None:
         """The child wrote a line to its standard output or standard error."""
@@ -181,7 +181,7 @@ class Child:
         elif event.event == "ready":
             self.detail = event.detail
             self.is_ready.set()
-        elif self.fatal is None:
+        elif event.event == "fatal" and self.fatal is None:
             self.fatal = event.message
         self._observer.on_report(self, event)
 

@@ -5,6 +5,7 @@ A line is one of::
     {"event": "progress", "stage": "loading weights", "fraction": 0.4}    fraction is null where it is not known
     {"event": "ready", "detail": {"port": 8000}}
     {"event": "fatal", "message": "one sentence"}
+    {"event": "restart", "child": "worker", "pid": 4711, "message": "one sentence"}    another child hangs: end it
 
 Without a supervisor (a container), the same calls become log lines.
 """
@@ -28,15 +29,17 @@ logger = logging.getLogger("tercet")
 class Event:
     """One line."""
 
-    event: Literal["progress", "ready", "fatal"]
+    event: Literal["progress", "ready", "fatal", "restart"]
     stage: str = ""
     fraction: float | None = None
     message: str = ""
+    child: str = ""
+    pid: int = 0
     detail: dict[str, Any] = field(default_factory=dict)
 
 
 class Reporter(Protocol):
-    """Where a service reports its start."""
+    """Where a service reports its start, and what it notices of others."""
 
     def progress(self, stage: str, fraction: float | None = None) -> None:
         """Says what is being done, and how far it is (0 to 1)."""
@@ -46,6 +49,9 @@ class Reporter(Protocol):
 
     def fatal(self, message: str) -> None:
         """Says in one sentence why the process is about to end."""
+
+    def restart(self, child: str, pid: int, message: str) -> None:
+        """Asks that the process ``pid``, known as ``child``, be ended and started again, and says why."""
 
 
 class PipeReporter:
@@ -64,6 +70,9 @@ class PipeReporter:
 
     def fatal(self, message: str) -> None:  # noqa: D102  # see Reporter
         self._write({"event": "fatal", "message": bounded(message)})
+
+    def restart(self, child: str, pid: int, message: str) -> None:  # noqa: D102  # see Reporter
+        self._write({"event": "restart", "child": child, "pid": pid, "message": bounded(message)})
 
     def _write(self, event: dict[str, Any]) -> None:
         try:
@@ -84,13 +93,16 @@ class LogReporter:
     def fatal(self, message: str) -> None:  # noqa: D102  # see Reporter
         logger.error("%s", message)
 
+    def restart(self, child: str, pid: int, message: str) -> None:  # noqa: D102  # see Reporter
+        logger.warning("the %s (process %d) should be started again: %s", child, pid, message)
+
 
 def parse_event(line: bytes) -> Event:
     """Returns the event in ``line``. Raises `ProtocolError` when it is none."""
     try:
         raw = json.loads(line[:_MAX_LINE])
         kind = raw["event"]
-        if kind not in ("progress", "ready", "fatal"):
+        if kind not in ("progress", "ready", "fatal", "restart"):
             raise ProtocolError("A child reported an unknown event.")
         fraction = raw.get("fraction")
         return Event(
@@ -98,6 +110,8 @@ def parse_event(line: bytes) -> Event:
             stage=str(raw.get("stage", "")),
             fraction=None if fraction is None else float(fraction),
             message=str(raw.get("message", "")),
+            child=str(raw.get("child", "")),
+            pid=int(raw.get("pid", 0)),
             detail=dict(raw.get("detail", {})),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -4,9 +4,12 @@ Starting: front end, core, worker, one right after the other; each tolerates tha
 end answers /livez and says in /readyz what it waits for). Once all report ready and /readyz answers 200, the address
 is announced.
 
-Failing: when one of them ends or reports a fatal error, the others are stopped and the sentence that says why becomes
-the outcome. A death drags the others along (the core loses its worker, the front end its core), so the sentence of
-the one that died by itself counts, not that of the first to complain about it.
+Restarting: a child with a `RestartPolicy` that dies after it was ready is started again, a few times within a minute.
+If another child reports that it hangs (the core, whose worker no longer answers), it is killed and started likewise.
+
+Failing: when one of them ends for good or reports a fatal error, the others are stopped and the sentence that says why
+becomes the outcome. A death drags the others along (the front end loses its core), so the sentence of the one that died
+by itself counts, not that of the first to complain about it.
 
 Stopping: SIGTERM to the front end, then the core, then the worker, each when the one before has ended or its turn is
 over, so that a front end with a stuck client does not leave the others without time. What is left one second after the
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from tercet_shared.errors import TercetError, UnavailableError
 from tercet_shared.lifecycle.process import Child
 from tercet_shared.lifecycle.readiness import served_model, url_of, wait_until_ready
+from tercet_shared.lifecycle.restarts import Restarts
 
 if TYPE_CHECKING:
     from tercet_shared.lifecycle.plan import Plan
@@ -87,7 +91,9 @@ class Supervisor:
         self._grace_s = grace_s
         self._margin_s = margin_s
         self._ready_timeout_s = ready_timeout_s
-        self._children = tuple(Child(spec, self) for spec in plan.children)
+        self._children = [Child(spec, self) for spec in plan.children]
+        self._restarts = {spec.name: Restarts(spec.restart) for spec in plan.children if spec.restart is not None}
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # restarts to come, by name
         self._failed = asyncio.Event()
         self._failures: list[Child] = []  # in the order in which they were noticed
         self._stopping = False
@@ -107,13 +113,19 @@ class Supervisor:
         return outcome
 
     def on_report(self, child: Child, event: Event) -> None:
-        """Shows a start, and notes a failure. See `Observer`."""
+        """Shows a start, notes a failure, ends a child that hangs. See `Observer`."""
+        again = child.name in self._restarts and self._restarts[child.name].used
         if event.event == "progress":
-            if not child.is_ready.is_set():  # what a service says later belongs into its log
+            if not (child.is_ready.is_set() or again):  # what a service says later belongs into its log
                 self._terminal.progress(child.name, event.stage, event.fraction)
         elif event.event == "ready":
-            self._terminal.ready(child.name)
-        else:
+            if again:
+                self._terminal.say(f"The {child.name} is ready again.")
+            else:
+                self._terminal.ready(child.name)
+        elif event.event == "restart":
+            self._end_hanging(event)
+        elif not (child.is_ready.is_set() and child.name in self._restarts):  # else its end says more
             self._note_failure(child)
 
     def on_log(self, child: Child, line: str) -> None:
@@ -121,8 +133,42 @@ class Supervisor:
         self._terminal.log(child.name, line)
 
     def on_exit(self, child: Child) -> None:
-        """Notes the end of a service. See `Observer`."""
-        self._note_failure(child)
+        """Starts a service again, or notes its end. See `Observer`."""
+        if self._stopping:
+            return
+        delay_s = self._delay_s(child)
+        if delay_s is None:
+            self._note_failure(child)
+            return
+        self._terminal.say(f"{child.fatal or child.describe_end()} It is started again.")
+        self._timers[child.name] = asyncio.get_running_loop().call_later(delay_s, self._start_again, child)
+
+    def _delay_s(self, child: Child) -> float | None:
+        """Returns the seconds after which a dead child is started again, or None when that is not to be."""
+        restarts = self._restarts.get(child.name)
+        if restarts is None:
+            return None
+        # One that was ready before may be hit while it starts again; what it says itself is final then.
+        if not (child.is_ready.is_set() or (restarts.used and child.fatal is None)):
+            return None
+        return restarts.next_delay_s(asyncio.get_running_loop().time())
+
+    def _start_again(self, dead: Child) -> None:
+        del self._timers[dead.name]
+        child = Child(dead.spec, self)
+        self._children[self._children.index(dead)] = child
+        try:
+            child.start()
+        except TercetError as error:
+            child.fatal = error.message
+            self._note_failure(child)
+
+    def _end_hanging(self, event: Event) -> None:
+        for child in self._children:
+            # The number says whether it is still the process that was meant, not one that was started since.
+            if child.name == event.child and child.name in self._restarts and child.alive and child.pid == event.pid:
+                child.fatal = f"The {child.name} hung and was killed: {event.message.rstrip('.')}."
+                child.kill()
 
     def _note_failure(self, child: Child) -> None:
         if self._stopping or child in self._failures:
@@ -151,8 +197,8 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _announce_when_ready(self) -> None:
-        for child in self._children:
-            await child.is_ready.wait()
+        for position in range(len(self._children)):
+            await self._children[position].is_ready.wait()
         frontend = next(child for child in self._children if child.name == self._plan.frontend)
         port = frontend.detail.get("port")
         if not isinstance(port, int):
@@ -169,13 +215,14 @@ class Supervisor:
                 await asyncio.wait_for(first.exited.wait(), _CAUSE_S)
         for child in reversed(self._children):
             child.look()
-        for child in self._failures:
-            if child.fatal is None:
-                return child.describe_end()
-        return first.fatal or first.describe_end()
+        cause = next((child for child in self._failures if child.fatal is None), first)
+        spent = self._restarts[cause.name].spent if cause.name in self._restarts else ""
+        return f"{cause.fatal or cause.describe_end()} {spent}".rstrip()
 
     async def _stop_all(self) -> None:
         self._stopping = True
+        for timer in self._timers.values():
+            timer.cancel()
         loop = asyncio.get_running_loop()
         begin = loop.time()
         insisted = asyncio.create_task(self._stop.insisted.wait())

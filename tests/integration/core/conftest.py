@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from tercet_core.core import serve
+from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.config import CoreSettings, parse
 from tercet_shared.lifecycle.report import Reporter
+from tests.fakes.stream_client import Client
+from tests.fakes.worker import FakeWorker
 
 TIMEOUT = 20.0
 
@@ -23,6 +26,7 @@ class RecordingReporter:
     def __init__(self) -> None:
         self.is_ready = asyncio.Event()
         self.stages: list[str] = []
+        self.restarts: asyncio.Queue[tuple[str, int, str]] = asyncio.Queue()
 
     def progress(self, stage: str, fraction: float | None = None) -> None:
         self.stages.append(stage)
@@ -32,6 +36,9 @@ class RecordingReporter:
 
     def fatal(self, message: str) -> None:
         raise AssertionError(message)
+
+    def restart(self, child: str, pid: int, message: str) -> None:
+        self.restarts.put_nowait((child, pid, message))
 
 
 @dataclass
@@ -51,6 +58,31 @@ class RunningCore:
     async def ended(self) -> None:
         """Waits for the core's end and raises what it ended with."""
         await asyncio.wait_for(asyncio.shield(self.task), TIMEOUT)
+
+
+@asynccontextmanager
+async def at_work(
+    core: RunningCore, worker: FakeWorker | None = None, **offer: Any
+) -> AsyncIterator[tuple[Client, FakeWorker]]:
+    """A worker and a front end of a core; by the end the worker may be gone and the core too."""
+    worker = FakeWorker(core.link, **offer) if worker is None else worker
+    async with worker:
+        async with Client(core.settings.listen) as client:
+            yield client, worker
+
+
+async def info(client: Client) -> pb.InfoReply:
+    reply: pb.InfoReply = await client.stub.Info(pb.InfoRequest())
+    return reply
+
+
+async def until(client: Client, condition: Callable[[pb.InfoReply], bool]) -> pb.InfoReply:
+    """Asks until the condition holds; what is asked for has no event at a front end."""
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            reply = await info(client)
+            if condition(reply):
+                return reply
 
 
 StartCore = Callable[..., AbstractAsyncContextManager[RunningCore]]

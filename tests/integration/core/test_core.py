@@ -214,28 +214,6 @@ async def test_a_row_that_is_not_finite_ends_its_request_only(start_core: StartC
         assert client.choices[whole].tokens == expected([9 if whole == 1 else 8] * 4, 5)
 
 
-async def test_a_worker_that_dies_ends_every_request_and_the_core(start_core: StartCore) -> None:
-    async with start_core() as core, FakeWorker(core.link) as worker:
-        worker.hold()
-        async with Client(core.settings.listen) as client:
-            await client.submit(1, [9], max_tokens=500)
-            await worker.wait_for_steps(2)
-            await worker.connection.close("out of memory")
-            await client.finished(1)
-            error = client.choices[1].error
-            assert error is not None
-            assert error.kind == pb.ERROR_KIND_UNAVAILABLE
-            with pytest.raises(LinkError, match="out of memory"):
-                await core.ended()
-
-
-async def test_a_worker_that_breaks_the_protocol_ends_the_core(start_core: StartCore) -> None:
-    async with start_core() as core, FakeWorker(core.link) as worker:
-        worker.connection.send(b"\xc1 not a frame")
-        with pytest.raises(LinkError, match="MessagePack"):
-            await core.ended()
-
-
 async def test_a_core_without_a_worker_says_so(start_core: StartCore) -> None:
     async with start_core(worker_timeout=0.05) as core:
         with pytest.raises(LinkError, match="No worker has connected"):

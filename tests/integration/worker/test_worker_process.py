@@ -52,7 +52,9 @@ class ScriptedCore:
         self.listener = LinkListener(path)
         self.links: asyncio.Queue[tuple[LinkConnection, WorkerHello]] = asyncio.Queue()
         self.results: asyncio.Queue[StepResult] = asyncio.Queue()
-        self._depth, self._reject, self._accepted = depth, reject, accepted
+        self.rejected = asyncio.Event()
+        self.reject = reject
+        self._depth, self._accepted = depth, accepted
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[ScriptedCore]:
@@ -66,8 +68,9 @@ class ScriptedCore:
                     await serving
 
     def _judge(self, frame: bytes) -> Verdict:
-        if self._reject is not None:
-            return Rejected(self._reject)
+        if self.reject is not None:
+            self.rejected.set()
+            return Rejected(self.reject)
         hello = decode_hello(frame)
         limits = {name: getattr(hello, name) for name in ("max_slots", "max_model_len", "max_batched_tokens")}
         welcome = CoreWelcome(
@@ -281,6 +284,20 @@ async def test_a_refused_worker_says_why(tmp_path: Path, worker: Worker) -> None
     async with ScriptedCore(tmp_path / "w.sock", reject="another model is served here").listen():
         with pytest.raises(LinkError, match="refused this worker: another model is served here"):
             await asyncio.wait_for(worker[0], TIMEOUT)
+
+
+async def test_a_worker_that_served_a_core_is_patient_with_its_refusal(tmp_path: Path, worker: Worker) -> None:
+    async with ScriptedCore(tmp_path / "w.sock").listen() as core:
+        link, first = await core.worker()
+        core.reject = "this core has a worker already"  # it may not have seen yet that the old link is gone
+        await link.close("start again")
+        await asyncio.wait_for(core.rejected.wait(), TIMEOUT)
+        core.reject = None
+        link, second = await core.worker()
+        assert second.incarnation != first.incarnation
+        link.send(encode_plan(begin(1, 0, [1, 2, 3], [0])))
+        assert not (await core.result()).error
+        await link.close()
 
 
 async def test_a_core_that_takes_more_than_was_offered_is_none(tmp_path: Path, worker: Worker) -> None:

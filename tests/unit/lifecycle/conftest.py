@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tercet_shared.lifecycle.plan import RestartPolicy
 from tercet_shared.lifecycle.supervisor import Outcome, StopRequest, Supervisor
 from tercet_shared.lifecycle.terminal import Terminal
 from tests.fakes.processes import runs
@@ -45,6 +47,11 @@ class Screen:
         self.lines.append(line)
         self._changed.set()
 
+    async def change(self) -> None:
+        """Waits until something more is shown."""
+        self._changed.clear()
+        await self._changed.wait()
+
     async def shows(self, text: str) -> str:
         """Waits until a line contains ``text`` and returns it."""
         async with asyncio.timeout(20):
@@ -69,12 +76,21 @@ class Screen:
 class Stage:
     """One supervisor with played services."""
 
-    def __init__(self, tmp_path: Path, flags: dict[str, str], grace_s: float, **options: Any) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        flags: dict[str, str],
+        grace_s: float,
+        restart: dict[str, RestartPolicy],
+        **options: Any,
+    ) -> None:
         self.notes = tmp_path / "notes"
         self.screen = Screen()
         self.stop = StopRequest()
         self.terminal = Terminal(self.screen.out(), io.StringIO(), self.screen)  # type: ignore[arg-type]  # text out
         plan = played(self.notes, tmp_path, dict(os.environ), flags)
+        children = (dataclasses.replace(spec, restart=restart.get(spec.name)) for spec in plan.children)
+        plan = dataclasses.replace(plan, children=tuple(children))
         self.supervisor = Supervisor(plan, self.stop, self.terminal, grace_s=grace_s, **options)
 
     async def run(self) -> Outcome:
@@ -98,8 +114,14 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     """Makes a stage; at the end, checks that none of its processes is left."""
     stages: list[Stage] = []
 
-    def make(flags: dict[str, str] | None = None, *, grace_s: float = 3.0, **options: Any) -> Stage:
-        stages.append(Stage(tmp_path, flags or {}, grace_s, **options))
+    def make(
+        flags: dict[str, str] | None = None,
+        *,
+        grace_s: float = 3.0,
+        restart: dict[str, RestartPolicy] | None = None,
+        **options: Any,
+    ) -> Stage:
+        stages.append(Stage(tmp_path, flags or {}, grace_s, restart or {}, **options))
         return stages[-1]
 
     yield make

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tercet_shared.lifecycle.plan import RestartPolicy
+from tercet_shared.lifecycle.restarts import Restarts
 from tests.fakes.processes import ended
 from tests.unit.lifecycle.conftest import Stage
 
@@ -122,3 +124,116 @@ async def test_what_a_service_started_ends_with_it(stage: Make) -> None:
     s.stop.asked.set()
     await run
     await ended(orphan)
+
+
+WORKER = {"worker": RestartPolicy(most=2, delay_s=0.01)}
+
+
+async def restarted(s: Stage, count: int) -> int:
+    """Waits until the worker was started again so many times and returns its process id."""
+    async with asyncio.timeout(20):
+        while sum("The worker is ready again." in line for line in s.screen.lines) < count:
+            await s.screen.change()
+    return s.pids()["worker"]
+
+
+async def test_a_worker_that_was_ready_is_started_again(stage: Make) -> None:
+    s = stage(restart=WORKER)
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    os.kill(s.pids()["worker"], signal.SIGKILL)
+    await restarted(s, 1)
+    line = await s.screen.shows("It is started again.")
+    assert line.startswith("The worker was killed by SIGKILL")
+    s.stop.asked.set()
+    outcome = await run
+    assert (outcome.code, outcome.message) == (0, None)
+    assert s.noted("term") == ORDER
+    assert s.noted("end") == ORDER
+
+
+async def test_too_many_deaths_within_the_window_are_a_failure(stage: Make) -> None:
+    s = stage(restart=WORKER)
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    for count in (1, 2):
+        os.kill(s.pids()["worker"], signal.SIGKILL)
+        await restarted(s, count)
+    os.kill(s.pids()["worker"], signal.SIGKILL)
+    outcome = await run
+    assert outcome.code == 1
+    assert outcome.message is not None
+    assert outcome.message.startswith("The worker was killed by SIGKILL")
+    assert outcome.message.endswith("It had been started again 2 times within 60 s.")
+
+
+async def test_only_what_has_a_policy_is_started_again(stage: Make) -> None:
+    s = stage(restart=WORKER)
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    os.kill(s.pids()["core"], signal.SIGKILL)
+    outcome = await run
+    assert outcome.code == 1
+    assert outcome.message is not None
+    assert outcome.message.startswith("The core was killed by SIGKILL")
+
+
+async def test_a_death_before_it_was_ever_ready_is_final(stage: Make) -> None:
+    s = stage({"worker": "--progress loading --exit 3"}, restart=WORKER)
+    outcome = await s.run()
+    assert outcome.code == 1
+    assert outcome.message is not None
+    assert "while loading with exit code 3" in outcome.message
+
+
+async def test_what_a_restarted_worker_says_is_final(stage: Make, tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    s = stage({"worker": f"--fatal-if {once} 'The checkpoint is gone.'"}, restart=WORKER)
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    once.touch()
+    os.kill(s.pids()["worker"], signal.SIGKILL)
+    outcome = await run
+    assert (outcome.code, outcome.message) == (1, "The checkpoint is gone.")
+
+
+async def test_a_worker_that_hangs_is_killed_and_started_again(stage: Make, tmp_path: Path) -> None:
+    asks = tmp_path / "asks"
+    os.mkfifo(asks)
+    s = stage({"core": f"--asks {asks}"}, restart=WORKER)
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    first = s.pids()["worker"]
+    os.kill(first, signal.SIGSTOP)
+    with asks.open("w") as pipe:
+        pipe.write(f"{first}\n")
+        pipe.flush()
+        second = await restarted(s, 1)
+        assert second != first
+        await s.screen.shows("The worker hung and was killed: It hangs. It is started again.")
+        pipe.write(f"{first}\n{s.pids()['core']}\n")  # of the one before, and of one that is not to be restarted
+        pipe.flush()
+        await s.screen.shows("core | asked 3")
+    assert s.pids()["worker"] == second
+    s.stop.asked.set()
+    assert (await run).code == 0
+    assert s.noted("end") == ORDER
+
+
+async def test_a_stop_while_a_restart_is_due_starts_nothing(stage: Make) -> None:
+    s = stage(restart={"worker": RestartPolicy(delay_s=3600)})
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    os.kill(s.pids()["worker"], signal.SIGKILL)
+    await s.screen.shows("It is started again.")
+    s.stop.asked.set()
+    assert (await run).code == 0
+    assert s.noted("end") == ["front end", "core"]
+
+
+def test_restarts_are_counted_within_a_window_and_delays_grow() -> None:
+    restarts = Restarts(RestartPolicy(most=3, window_s=60, delay_s=0.5))
+    assert [restarts.next_delay_s(now) for now in (0, 1, 2)] == [0.5, 1, 2]
+    assert restarts.next_delay_s(59) is None
+    assert restarts.next_delay_s(60) == 2
+    assert restarts.next_delay_s(200) == 0.5

@@ -22,10 +22,20 @@ class WorkerLink:
         self._link = link
         self.hello = hello
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the worker's KV pool."""
+        return self.hello.num_blocks
+
+    @property
+    def close_reason(self) -> CloseReason | None:
+        """Why the link is closed; None while it is open."""
+        return self._link.close_reason
+
     def start(self, on_result: Callable[[StepResult], None], on_closed: Callable[[CloseReason], None]) -> None:
         """Hands every result to ``on_result``, and the end of the link once to ``on_closed``.
 
-        A frame that is not a valid result closes the link with that reason.
+        A frame that is not a valid result closes the link with that reason. Raises `LinkError` when it is closed.
         """
 
         def deliver(frames: list[bytes]) -> None:

@@ -11,7 +11,7 @@ import grpc
 from tercet_core.streams.encoding import rejected, request_from
 from tercet_core.streams.outbox import Outbox
 from tercet_proto.v1 import engine_pb2 as pb
-from tercet_shared.errors import RequestError, UnavailableError
+from tercet_shared.errors import OverloadedError, RequestError, UnavailableError
 
 if TYPE_CHECKING:
     from tercet_core.scheduling.outputs import Output
@@ -105,10 +105,13 @@ class FrontEndConnection:
         except TimeoutError:
             _log.warning("front end %s has been silent for %g s and counts as gone", self.name, self._timeout)
         finally:
-            lost = list(self._requests.values())
-            self._requests.clear()
-            self._host.end(lost)
-            _log.info("front end %s left, %d requests ended with it", self.name, len(lost))
+            _log.info("front end %s left, %d requests ended with it", self.name, self._end_requests())
+
+    def _end_requests(self) -> int:
+        lost = list(self._requests.values())
+        self._requests.clear()
+        self._host.end(lost)
+        return len(lost)
 
     async def _exchange(self, context: FrameContext) -> None:
         tasks = {
@@ -125,7 +128,9 @@ class FrontEndConnection:
         for task in done:
             task.result()
         if self._cut.is_set():
-            _log.error("front end %s does not read its stream; %d requests are aborted", self.name, self.num_requests)
+            # First of all: the status queues behind what is not read, perhaps for as long as the front end exists.
+            ended = self._end_requests()
+            _log.error("front end %s does not read its stream; its %d requests are aborted", self.name, ended)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the front end does not read its stream")
 
     async def _read(self, context: FrameContext) -> None:
@@ -141,7 +146,7 @@ class FrontEndConnection:
         if leaving:
             ended = [request for item in leaving if (request := self._find(item.handle, item.attempt)) is not None]
             for request in ended:
-                del self._requests[request.handle]
+                self._requests.pop(request.handle, None)  # a frame may name it twice
             self._host.end(ended)
         for submit in frame.submits:
             try:
@@ -163,12 +168,24 @@ class FrontEndConnection:
             del self._requests[submit.handle]
         self._host.submit(request)
         self._requests[submit.handle] = request
+        if submit.queue_deadline_s > 0:
+            asyncio.get_running_loop().call_later(submit.queue_deadline_s, self._expire, request)
+
+    def _expire(self, request: Request) -> None:
+        """Ends a request that has waited for its first step as long as it may."""
+        if request.admitted or self._requests.get(request.handle) is not request:
+            return
+        del self._requests[request.handle]
+        self._host.end([request])
+        error = OverloadedError("The request has waited for its first step as long as it may.")
+        self.outbox.put_frame(pb.EngineFrame(rejected=[rejected(request.handle, request.attempt, error)]))
 
     async def _write(self, context: FrameContext) -> None:
         await self._write_welcome(context)
         while True:
-            frames = await self.outbox.take(self._interval)
-            for frame in frames or [pb.EngineFrame(stats=self._host.stats())]:
+            frames = await self.outbox.take(self._interval) or [pb.EngineFrame()]
+            frames[-1].stats.CopyFrom(self._host.stats())
+            for frame in frames:
                 await context.write(frame)
             if self._closing and not self.outbox.pending_rows:
                 return

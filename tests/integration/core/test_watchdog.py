@@ -1,0 +1,138 @@
+"""A core that hangs says so and ends; one that is idle, slow or without a worker does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tercet_core.watchdog import Watchdog
+from tercet_proto.v1 import engine_pb2 as pb
+from tercet_shared.errors import TercetError
+from tercet_shared.lifecycle.report import parse_event
+from tests.fakes.stream_client import TIMEOUT, Client
+from tests.fakes.worker import FakeWorker, expected
+from tests.integration.core.conftest import StartCore, at_work, until
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_step_that_never_ends_turns_liveness_red_and_ends_the_core(start_core: StartCore) -> None:
+    async with start_core(watchdog=0.3) as core, at_work(core) as (client, worker):
+        liveness = health_pb2_grpc.HealthStub(client._channel).Watch(health_pb2.HealthCheckRequest(service="liveness"))
+        assert (await asyncio.wait_for(liveness.read(), TIMEOUT)).status == SERVING
+        await client.submit(1, [9], max_tokens=5)
+        await client.finished(1)
+        worker.hold()
+        await client.submit(2, [9], max_tokens=5)
+        assert (await asyncio.wait_for(liveness.read(), TIMEOUT)).status == NOT_SERVING
+        await client.finished(2)
+        error = client.choices[2].error
+        assert error is not None
+        assert error.kind == pb.ERROR_KIND_UNAVAILABLE
+        with pytest.raises(TercetError, match=r"no step was planned or applied for 0.3 s"):
+            await core.ended()
+
+
+async def test_nobody_to_compute_is_not_a_hang(start_core: StartCore) -> None:
+    async with start_core(watchdog=0.05) as core, at_work(core) as (client, worker):
+        await worker.connection.close("gone")
+        await until(client, lambda reply: not reply.ready)
+        await client.submit(1, [9], max_tokens=5)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await core.ended()
+        async with FakeWorker(core.link):
+            await client.finished(1)
+            assert client.choices[1].tokens == expected([9], 5)
+
+
+class Engine:
+    """What a watchdog sees."""
+
+    def __init__(self, *, busy: bool) -> None:
+        self.busy = busy
+        self.progress = 0
+
+
+async def test_an_idle_engine_is_left_alone_and_a_stuck_one_is_told_once() -> None:
+    engine = Engine(busy=False)
+    told: asyncio.Queue[str] = asyncio.Queue()
+    watchdog = Watchdog(engine, 0.05, on_stuck=told.put_nowait, on_hang=told.put_nowait)
+    task = asyncio.create_task(watchdog.run())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await told.get()
+    engine.busy = True
+    assert "no step was planned" in await asyncio.wait_for(told.get(), TIMEOUT)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await told.get()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_hanging_event_loop_is_noticed_from_outside() -> None:
+    noticed = threading.Event()
+    told: list[str] = []
+
+    def on_hang(text: str) -> None:
+        told.append(text)
+        noticed.set()
+
+    watchdog = Watchdog(Engine(busy=False), 0.1, on_stuck=told.append, on_hang=on_hang)
+    task = asyncio.create_task(watchdog.run())
+    await asyncio.sleep(0)
+    assert noticed.wait(TIMEOUT), "this blocks the loop"
+    assert told == ["The event loop of the core has been stuck for 0.1 s."]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_process_ends_when_its_event_loop_hangs(run_dir: Path) -> None:
+    # A core whose loop is blocked for good by a signal.
+    program = run_dir / "core.py"
+    program.write_text(
+        "import asyncio, sys, threading\n"
+        "from tercet_core.core import serve\n"
+        "from tercet_shared.config import CoreSettings\n"
+        "from tercet_shared.lifecycle.service import run_service\n"
+        "async def blocked(settings, reporter, stop):\n"
+        "    task = asyncio.create_task(serve(settings, reporter, stop))\n"
+        "    await stop.wait()\n"
+        "    threading.Event().wait()\n"
+        "sys.exit(run_service(CoreSettings, blocked))\n"
+    )
+    reading, writing = os.pipe()
+    listen, link = f"unix:{run_dir}/core.sock", run_dir / "worker.sock"
+    command = (sys.executable, str(program), f"--listen={listen}", f"--link={link}", "--watchdog=0.5")
+    process = await asyncio.create_subprocess_exec(
+        *command, f"--report-fd={writing}", pass_fds=(writing,), stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writing)
+    events = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(events), os.fdopen(reading, "rb", buffering=0)
+    )
+    try:
+        assert parse_event(await asyncio.wait_for(events.readline(), TIMEOUT)).stage == "waiting for the worker"
+        async with FakeWorker(link):
+            async with Client(listen):
+                assert parse_event(await asyncio.wait_for(events.readline(), TIMEOUT)).event == "ready"
+                process.send_signal(signal.SIGTERM)
+                _, log = await asyncio.wait_for(process.communicate(), TIMEOUT)
+        assert process.returncode == 1
+        fatal = parse_event(await asyncio.wait_for(events.readline(), TIMEOUT))
+        assert (fatal.event, fatal.message) == ("fatal", "The event loop of the core has been stuck for 0.5 s.")
+        assert b"in blocked" in log, "where it hangs is in the log"
+    finally:
+        transport.close()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
