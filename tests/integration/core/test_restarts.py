@@ -66,16 +66,16 @@ class Model:
         for i, slot in enumerate(new.slots.tolist()):
             ids = new.token_ids[new.token_offsets[i] : new.token_offsets[i + 1]]
             self.last[slot], self.length[slot] = int(ids[-1]), len(ids)
-        ids = []
+        drawn: list[int] = []
         for row in np.flatnonzero(plan.samples).tolist():
             slot = int(plan.slots[row])
             assert int(plan.computed[row] + plan.num_tokens[row]) == self.length[slot]
             token = int(next_tokens(np.array([self.last[slot]]), np.array([self.length[slot]]))[0])
             self.last[slot], self.length[slot] = token, self.length[slot] + 1
-            ids.append(token)
+            drawn.append(token)
         offsets = np.zeros(len(plan.slots) + 1, np.int32)
         np.cumsum(plan.samples, out=offsets[1:])
-        return StepResult(plan.step_id, offsets, np.array(ids, np.int32))
+        return StepResult(plan.step_id, offsets, np.array(drawn, np.int32))
 
 
 def take(outputs: list[Output], heard: dict[int, list[int]], ended: set[int]) -> None:
