@@ -34,6 +34,25 @@ void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value)
     syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
+// Keeps a helper on a processor of its own where the team has the machine to itself. Two threads of a team that meet on one
+// processor, as the scheduler lets them for milliseconds, make a step as slow as one thread. The caller, the first of the team,
+// is not pinned: threads and processes that it starts would inherit that.
+void settle(std::int32_t thread, std::int32_t size) {
+    cpu_set_t allowed;
+    // The process's mask: that of the creating thread may be narrower.
+    if (sched_getaffinity(getpid(), sizeof allowed, &allowed) != 0) return;
+    if (size > CPU_COUNT(&allowed) || size < CPU_COUNT(&allowed) - 1) return;
+    std::int32_t passed = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (!CPU_ISSET(cpu, &allowed) || passed++ != thread) continue;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        pthread_setaffinity_np(pthread_self(), sizeof one, &one);  // refused: it runs where it may
+        return;
+    }
+}
+
 }  // namespace
 
 void Team::Turn::advance() {
@@ -73,6 +92,7 @@ Team::~Team() {
 
 void Team::work(std::int32_t thread) {
     pthread_setname_np(pthread_self(), "tercet-kernels");
+    settle(thread, size_);
     for (std::uint32_t seen = 0;; ++seen) {
         job_.wait(seen, kJobPatience);
         if (stopping_) return;
