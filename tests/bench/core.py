@@ -100,7 +100,7 @@ class Times:
 class Bench:
     """A scheduler and a worker that exists only as a rule: random tokens, never the end of the sequence."""
 
-    def __init__(self, running: int, *, blocks: int, budget: int, front_ends: int = 2) -> None:
+    def __init__(self, running: int, *, blocks: int, budget: int, front_ends: int = 1) -> None:
         self.scheduler = Scheduler(
             Limits(
                 max_slots=running, num_blocks=blocks, max_model_len=8192, max_batched_tokens=budget, vocab_size=VOCAB

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tercet_shared.hashing import BlockKey
     from tercet_shared.wire.step import I32, BlockId
 
+_NO_NEW = NewSlots.empty()
+"""Columns without rows, shared by all plans that start nothing; nobody writes to them."""
+
 
 class Planner:
     """Makes plans over a `SchedulerState`."""
@@ -280,7 +283,7 @@ class Planner:
         plan = StepPlan(
             step_id=state.next_step,
             freed=np.array(state.freed, np.int32),
-            new=NewSlots.build([row.row for row in new]) if new else NewSlots.empty(),
+            new=NewSlots.build([row.row for row in new]) if new else _NO_NEW,
             slots=slots,
             num_tokens=num_tokens,
             computed=computed,
