@@ -143,7 +143,8 @@ async def test_a_core_process_that_is_killed_or_hangs(tmp_path: Path, number: in
                     await take_all(generation, ids[generation])
                 assert ids[generation] == list(range(len(ids[generation])))
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 
