@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tercet_shared.errors import ProtocolError
+from tercet_shared.pooling import Pooling
 
 if TYPE_CHECKING:
     from tercet_shared.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Slot = NewType("Slot", int)
 """A row in every per-request table of core and worker, held by one request from admission to its end."""
@@ -30,6 +31,7 @@ BlockId = NewType("BlockId", int)
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
+U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 
@@ -59,6 +61,20 @@ class NewSlots:
     min_len: I32  # [N] tokens (prompt + output) below which the stop ids of the slot are masked
     stop_offsets: I32  # [N + 1]
     stop_ids: I32  # end-of-sequence and stop token ids of each slot (masked while below min_len)
+    presence: F32  # [N] 0: off
+    frequency: F32  # [N] 0: off
+    repetition: F32  # [N] 1: off
+    logprobs: I32  # [N] alternatives per output token whose log-probabilities are asked for; -1: none at all
+    prompt_logprobs: I32  # [N] the same for prompt tokens
+    pooling: I32  # [N] `tercet_shared.pooling.Pooling`; not NONE: the row yields a vector instead of a token
+    bias_offsets: I32  # [N + 1]
+    bias_ids: I32
+    bias_values: F32  # one for each of bias_ids
+    allowed_offsets: I32  # [N + 1]; a slot with none allows all tokens
+    allowed_ids: I32
+    bad_offsets: I32  # [N + 1] into bad_lens
+    bad_lens: I32  # tokens of each excluded sequence
+    bad_ids: I32  # the sequences, one after the other
 
     @classmethod
     def empty(cls) -> NewSlots:
@@ -84,6 +100,20 @@ class NewSlots:
             min_len=np.array([row.prompt_len + row.params.min_tokens for row in rows], np.int32),
             stop_offsets=offsets_of([len(ids) for ids in stops]),
             stop_ids=np.array([token for ids in stops for token in ids], np.int32),
+            presence=np.array([p.presence_penalty for p in params], np.float32),
+            frequency=np.array([p.frequency_penalty for p in params], np.float32),
+            repetition=np.array([p.repetition_penalty for p in params], np.float32),
+            logprobs=np.array([p.logprobs for p in params], np.int32),
+            prompt_logprobs=np.array([p.prompt_logprobs for p in params], np.int32),
+            pooling=np.array([row.pooling for row in rows], np.int32),
+            bias_offsets=offsets_of([len(p.logit_bias) for p in params]),
+            bias_ids=np.array([token for p in params for token, _ in p.logit_bias], np.int32),
+            bias_values=np.array([value for p in params for _, value in p.logit_bias], np.float32),
+            allowed_offsets=offsets_of([len(p.allowed_token_ids) for p in params]),
+            allowed_ids=np.array([token for p in params for token in p.allowed_token_ids], np.int32),
+            bad_offsets=offsets_of([len(p.bad_words) for p in params]),
+            bad_lens=np.array([len(word) for p in params for word in p.bad_words], np.int32),
+            bad_ids=np.array([token for p in params for word in p.bad_words for token in word], np.int32),
         )
 
     def __len__(self) -> int:
@@ -99,6 +129,7 @@ class NewSlot:
     prompt_len: int
     tokens: I32  # [known]
     params: SamplingParams
+    pooling: Pooling = Pooling.NONE
 
 
 def offsets_of(lengths: list[int]) -> I32:
@@ -112,8 +143,11 @@ def offsets_of(lengths: list[int]) -> I32:
 class StepPlan:
     """One step. The worker executes plans strictly in the order in which they were sent.
 
-    Applied in this order: freed slots, new slots, new block ids, then the forward pass over the scheduled rows.
-    A resumed slot comes in ``new`` again, with the same epoch, and its block table starts empty.
+    Applied in this order: freed slots, new slots, appended tokens, new block ids, then the forward pass over the
+    scheduled rows. A resumed slot comes in ``new`` again, with the same epoch, and its block table starts empty.
+
+    A gated row samples under the `GrammarMask` of its step, which comes after the plan; the worker computes everything
+    else meanwhile, and answers the step when all its rows have sampled.
     """
 
     step_id: int
@@ -125,12 +159,44 @@ class StepPlan:
     samples: Bool  # [S] whether the row yields a token
     block_offsets: I32  # [S + 1] into block_ids
     block_ids: I32  # blocks appended to each row's table before the step
-    # Reserved: speculative tokens to verify, tokens that a grammar forces, rows that wait for a mask.
+    # Reserved: speculative tokens to verify.
     draft_offsets: I32 = field(default_factory=empty_i32)  # [S + 1] or empty
     draft_ids: I32 = field(default_factory=empty_i32)
+    # Tokens that a grammar forces: they follow all known tokens of their row, which has nothing in flight.
     appended_offsets: I32 = field(default_factory=empty_i32)  # [S + 1] or empty
     appended_ids: I32 = field(default_factory=empty_i32)
-    gated: I32 = field(default_factory=empty_i32)  # rows (0..S-1) that sample only when their mask has come
+    gated: I32 = field(default_factory=empty_i32)  # [G] rows (0..S-1, ascending) that sample under their mask
+
+
+@dataclass(slots=True)
+class GrammarMask:
+    """Which tokens the gated rows of one step may draw: G rows in the order of `StepPlan.gated`."""
+
+    step_id: int
+    words: U32  # [G * ceil(vocabulary / 32)] bit i % 32 of word i // 32 of a row: token i may be drawn
+
+
+@dataclass(slots=True)
+class LogProbColumns:
+    """Log-probabilities (natural logarithm, of the raw logits) of runs of tokens: l rows of a step, t tokens in all.
+
+    Alternatives are ordered by log-probability, then by id; there are as many as the slot asked for.
+    """
+
+    rows: I32  # [l] rows of the plan, ascending
+    first: I32  # [l] where in prompt + output the row's first token here stands
+    token_offsets: I32  # [l + 1]
+    logprobs: F32  # [t] of the tokens themselves
+    ranks: I32  # [t] 1: the most likely token
+    top_offsets: I32  # [t + 1]
+    top_ids: I32
+    top_logprobs: F32
+
+    @classmethod
+    def empty(cls) -> LogProbColumns:
+        """Returns columns without rows."""
+        none, floats, zero = empty_i32(), np.zeros(0, np.float32), np.zeros(1, np.int32)
+        return cls(none, none, zero, floats, none, zero, none, floats)
 
 
 @dataclass(slots=True)
@@ -143,6 +209,10 @@ class StepResult:
     not_finite: I32 = field(default_factory=empty_i32)  # rows whose raw logits held NaN or infinity; they have no token
     wait_us: int = 0  # from the plan's arrival to its start
     run_us: int = 0  # from its start to its tokens being on the host
+    logprobs: LogProbColumns | None = None  # of the tokens in token_ids, for rows whose slot asked for them
+    prompt_logprobs: LogProbColumns | None = None  # of prompt tokens: those that follow the computed ones
+    pooled_rows: I32 = field(default_factory=empty_i32)  # [p] pooling rows whose prompt is computed; they have no token
+    pooled: F32 = field(default_factory=lambda: np.zeros(0, np.float32))  # [p * hidden size]
     error: str = ""  # the step failed as a whole; then all rows are without tokens
 
 
@@ -195,22 +265,36 @@ class CoreWelcome:
     pipeline_depth: int
 
 
-_PLAN, _RESULT, _HELLO, _WELCOME = 1, 2, 3, 4
+_PLAN, _RESULT, _HELLO, _WELCOME, _MASK = 1, 2, 3, 4, 5
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "i": np.dtype("<i4"),
     "f": np.dtype("<f4"),
     "u": np.dtype("<u8"),
+    "w": np.dtype("<u4"),
     "?": np.dtype("?"),
 }
 _NEW_COLUMNS = (
     ("slots", "i"), ("epochs", "i"), ("prompt_lens", "i"), ("token_offsets", "i"), ("token_ids", "i"),
     ("temperature", "f"), ("top_k", "i"), ("top_p", "f"), ("min_p", "f"), ("seed", "u"), ("min_len", "i"),
-    ("stop_offsets", "i"), ("stop_ids", "i"),
+    ("stop_offsets", "i"), ("stop_ids", "i"), ("presence", "f"), ("frequency", "f"), ("repetition", "f"),
+    ("logprobs", "i"), ("prompt_logprobs", "i"), ("pooling", "i"), ("bias_offsets", "i"), ("bias_ids", "i"),
+    ("bias_values", "f"), ("allowed_offsets", "i"), ("allowed_ids", "i"), ("bad_offsets", "i"), ("bad_lens", "i"),
+    ("bad_ids", "i"),
+)  # fmt: skip
+_NEW_RAGGED = (
+    ("token_offsets", "token_ids"), ("stop_offsets", "stop_ids"), ("bias_offsets", "bias_ids"),
+    ("allowed_offsets", "allowed_ids"), ("bad_offsets", "bad_lens"),
 )  # fmt: skip
 _NEW_ROW_COLUMNS = tuple(
-    name for name, _ in _NEW_COLUMNS if name not in {"token_offsets", "token_ids", "stop_offsets", "stop_ids"}
+    name
+    for name, _ in _NEW_COLUMNS
+    if name not in {"bias_values", "bad_ids"} and not any(name in pair for pair in _NEW_RAGGED)
 )
+_LOGPROB_COLUMNS = (
+    ("rows", "i"), ("first", "i"), ("token_offsets", "i"), ("logprobs", "f"), ("ranks", "i"), ("top_offsets", "i"),
+    ("top_ids", "i"), ("top_logprobs", "f"),
+)  # fmt: skip
 _PLAN_COLUMNS = (
     ("slots", "i"), ("num_tokens", "i"), ("computed", "i"), ("samples", "?"), ("block_offsets", "i"),
     ("block_ids", "i"), ("draft_offsets", "i"), ("draft_ids", "i"), ("appended_offsets", "i"),
@@ -238,9 +322,22 @@ def encode_result(result: StepResult) -> bytes:
                 result.wait_us,
                 result.run_us,
                 result.error,
+                _encode_logprobs(result.logprobs),
+                _encode_logprobs(result.prompt_logprobs),
+                result.pooled_rows.tobytes(),
+                result.pooled.tobytes(),
             ]
         )
     )
+
+
+def encode_mask(mask: GrammarMask) -> bytes:
+    """Returns the frame of ``mask``."""
+    return bytes(msgpack.packb([_MASK, mask.step_id, mask.words.tobytes()]))
+
+
+def _encode_logprobs(columns: LogProbColumns | None) -> list[bytes] | None:
+    return None if columns is None else [getattr(columns, name).tobytes() for name, _ in _LOGPROB_COLUMNS]
 
 
 def encode_hello(hello: WorkerHello) -> bytes:
@@ -255,7 +352,19 @@ def encode_welcome(welcome: CoreWelcome) -> bytes:
 
 def decode_plan(frame: bytes | memoryview) -> StepPlan:
     """Returns the plan in ``frame``; its arrays are read-only views of it. Raises `ProtocolError`."""
-    step_id, freed, new, columns = _open(frame, _PLAN, 5)
+    return _plan(_open(frame, _PLAN, 5))
+
+
+def decode_from_core(frame: bytes | memoryview) -> StepPlan | GrammarMask:
+    """Returns the plan or the mask in ``frame``; arrays are read-only views of it. Raises `ProtocolError`."""
+    values = _unpack(frame)
+    if values[0] == _MASK and len(values) == 3:
+        return GrammarMask(step_id=_int(values[1]), words=_column(values[2], "w"))
+    return _plan(_expect(values, _PLAN, 5))
+
+
+def _plan(fields: list[Any]) -> StepPlan:
+    step_id, freed, new, columns = fields
     if not isinstance(columns, list) or len(columns) != len(_PLAN_COLUMNS):
         raise ProtocolError("A step plan has a wrong number of columns.")
     values = {name: _column(raw, kind) for raw, (name, kind) in zip(columns, _PLAN_COLUMNS, strict=True)}
@@ -279,11 +388,14 @@ def _check_plan(plan: StepPlan) -> None:
     _check_ragged(plan.block_offsets, plan.block_ids, rows, optional=False)
     _check_ragged(plan.draft_offsets, plan.draft_ids, rows, optional=True)
     _check_ragged(plan.appended_offsets, plan.appended_ids, rows, optional=True)
-    _check_ragged(plan.new.token_offsets, plan.new.token_ids, fresh, optional=False)
-    _check_ragged(plan.new.stop_offsets, plan.new.stop_ids, fresh, optional=False)
+    for offsets, flat in _NEW_RAGGED:
+        _check_ragged(getattr(plan.new, offsets), getattr(plan.new, flat), fresh, optional=False)
+    lens = plan.new.bad_lens
+    if len(plan.new.bias_values) != len(plan.new.bias_ids) or (lens < 1).any() or lens.sum() != len(plan.new.bad_ids):
+        raise ProtocolError("The columns of a step plan's new slots differ in length.")
 
 
-def _check_ragged(offsets: I32, flat: I32, rows: int, *, optional: bool) -> None:
+def _check_ragged(offsets: I32, flat: npt.NDArray[Any], rows: int, *, optional: bool) -> None:
     if optional and len(offsets) == 0 and len(flat) == 0:
         return
     if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
@@ -292,7 +404,9 @@ def _check_ragged(offsets: I32, flat: I32, rows: int, *, optional: bool) -> None
 
 def decode_result(frame: bytes | memoryview) -> StepResult:
     """Returns the result in ``frame``; its arrays are read-only views of it. Raises `ProtocolError`."""
-    step_id, offsets, ids, not_finite, wait_us, run_us, error = _open(frame, _RESULT, 8)
+    step_id, offsets, ids, not_finite, wait_us, run_us, error, lps, prompt_lps, pooled_rows, pooled = _open(
+        frame, _RESULT, 12
+    )
     token_offsets, token_ids = _column(offsets, "i"), _column(ids, "i")
     _check_ragged(token_offsets, token_ids, max(len(token_offsets) - 1, 0), optional=False)
     return StepResult(
@@ -303,7 +417,25 @@ def decode_result(frame: bytes | memoryview) -> StepResult:
         wait_us=_int(wait_us),
         run_us=_int(run_us),
         error=str(error),
+        logprobs=_decode_logprobs(lps),
+        prompt_logprobs=_decode_logprobs(prompt_lps),
+        pooled_rows=_column(pooled_rows, "i"),
+        pooled=_column(pooled, "f"),
     )
+
+
+def _decode_logprobs(raw: object) -> LogProbColumns | None:
+    if raw is None:
+        return None
+    if not isinstance(raw, list) or len(raw) != len(_LOGPROB_COLUMNS):
+        raise ProtocolError("Log-probabilities on the worker link have a wrong number of columns.")
+    out = LogProbColumns(**{n: _column(column, kind) for column, (n, kind) in zip(raw, _LOGPROB_COLUMNS, strict=True)})
+    tokens = len(out.logprobs)
+    if len(out.first) != len(out.rows) or len(out.ranks) != tokens or len(out.top_ids) != len(out.top_logprobs):
+        raise ProtocolError("The columns of log-probabilities on the worker link differ in length.")
+    _check_ragged(out.token_offsets, out.logprobs, len(out.rows), optional=False)
+    _check_ragged(out.top_offsets, out.top_ids, tokens, optional=False)
+    return out
 
 
 def decode_hello(frame: bytes | memoryview) -> WorkerHello:
@@ -319,11 +451,21 @@ def decode_welcome(frame: bytes | memoryview) -> CoreWelcome:
 
 
 def _open(frame: bytes | memoryview, kind: int, length: int) -> list[Any]:
+    return _expect(_unpack(frame), kind, length)
+
+
+def _unpack(frame: bytes | memoryview) -> list[Any]:
     try:
         values = msgpack.unpackb(frame, max_array_len=64, max_map_len=64)
     except ValueError as error:  # msgpack's own errors derive from it
         raise ProtocolError(f"A frame on the worker link is not valid MessagePack: {error}") from error
-    if not isinstance(values, list) or len(values) != length or values[0] != kind:
+    if not isinstance(values, list) or not values:
+        raise ProtocolError("A frame on the worker link is of an unexpected kind.")
+    return values
+
+
+def _expect(values: list[Any], kind: int, length: int) -> list[Any]:
+    if len(values) != length or values[0] != kind:
         raise ProtocolError("A frame on the worker link is of an unexpected kind.")
     return values[1:]
 

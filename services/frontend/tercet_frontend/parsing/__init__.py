@@ -1,0 +1,1 @@
+"""What the model's text means: content, reasoning, tool calls. One state machine for streamed answers and whole."""
