@@ -25,6 +25,7 @@ class Isa(enum.IntEnum):
     AVX2 = 1
     AVX512 = 2
     AVX512BF16 = 3
+    AMX = 4
 
 
 class KernelLibrary:

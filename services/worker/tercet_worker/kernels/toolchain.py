@@ -48,6 +48,7 @@ X86_VARIANTS = (
     Variant("avx2", _AVX2, "TERCET_HAVE_AVX2"),
     Variant("avx512", _AVX512, "TERCET_HAVE_AVX512"),
     Variant("avx512bf16", (*_AVX512, "-mavx512bf16"), "TERCET_HAVE_AVX512BF16"),
+    Variant("amx", (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), "TERCET_HAVE_AMX"),
 )
 
 

@@ -30,6 +30,7 @@ constexpr TercetAttentionProblem kFine{0, -1, 0, 0};
 const AttentionKernels* kernels_for(Isa isa, Dtype dtype) {
     switch (isa) {
 #if defined(TERCET_HAVE_AVX512BF16) && defined(TERCET_HAVE_AVX512)
+        case Isa::amx:
         case Isa::avx512bf16:
             return attention_kernels_avx512bf16(dtype);
 #endif

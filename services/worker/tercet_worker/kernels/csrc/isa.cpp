@@ -1,6 +1,27 @@
 #include "isa.hpp"
 
+#if defined(TERCET_HAVE_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace tercet {
+namespace {
+
+#if defined(TERCET_HAVE_AMX)
+// Whether the processor has tiles and bfloat16 products on them, and the operating system gives this process their state.
+bool amx_granted() {
+    unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+    constexpr unsigned int kBf16 = 1u << 22, kTile = 1u << 24;
+    if ((edx & kBf16) == 0 || (edx & kTile) == 0) return false;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
+}  // namespace
 
 bool isa_available(Isa isa) {
     switch (isa) {
@@ -19,13 +40,19 @@ bool isa_available(Isa isa) {
         case Isa::avx512bf16:
             return isa_available(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
 #endif
+#if defined(TERCET_HAVE_AMX) && defined(TERCET_HAVE_AVX512BF16) && defined(TERCET_HAVE_AVX512)
+        case Isa::amx: {
+            static const bool granted = amx_granted();
+            return isa_available(Isa::avx512bf16) && granted;
+        }
+#endif
         default:
             return false;
     }
 }
 
 Isa isa_best() {
-    constexpr Isa kFromBest[] = {Isa::avx512bf16, Isa::avx512, Isa::avx2};
+    constexpr Isa kFromBest[] = {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2};
     for (const Isa isa : kFromBest) {
         if (isa_available(isa)) return isa;
     }

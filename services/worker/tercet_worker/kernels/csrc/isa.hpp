@@ -9,7 +9,7 @@
 
 namespace tercet {
 
-enum class Isa : std::int32_t { generic = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3 };
+enum class Isa : std::int32_t { generic = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3, amx = 4 };
 
 // True when this library contains kernels for `isa` and the processor and operating system can run them.
 bool isa_available(Isa isa);

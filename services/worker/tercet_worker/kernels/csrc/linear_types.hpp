@@ -7,7 +7,7 @@
 // four panels side by side. Padding (an odd K, outputs beyond N) is zero.
 //
 // Order of reduction. Every output is one float32 accumulator, to which the steps are added in ascending order. Blocking over K
-// stores and reloads it, which changes nothing. So a row's result depends on that row and the weights: not on the batch, the
+// stores and reloads it, which changes nothing. (On AMX, steps are added in blocks: linear_amx.hpp.) So a row's result depends on that row and the weights: not on the batch, the
 // place in it, or the number of threads.
 #pragma once
 
@@ -71,6 +71,10 @@ struct StepKernels {
     // Of one row of logits: the highest, the first place where it stands, and whether all are finite numbers. Where they are not,
     // the other two mean nothing.
     void (*scan)(const float* logits, std::int32_t size, float* highest, std::int64_t* place, bool* finite);
+    // How many rows of a product are best taken together, and how many of them a thread takes at a time with one group of panels:
+    // the cost of a group's first pass is spread over these.
+    std::int32_t row_unit;
+    std::int32_t piece_rows;
 };
 
 // The kernels for an instruction set that is available.
@@ -80,5 +84,6 @@ const StepKernels* step_kernels_generic(Dtype);
 const StepKernels* step_kernels_avx2(Dtype);
 const StepKernels* step_kernels_avx512(Dtype);
 const StepKernels* step_kernels_avx512bf16(Dtype);
+const StepKernels* step_kernels_amx(Dtype);
 
 }  // namespace tercet

@@ -11,7 +11,6 @@ namespace {
 
 // From so many rows on, arithmetic is the limit, and threads take pieces as they come instead of equal shares.
 constexpr std::int32_t kManyRows = 32;
-constexpr std::int32_t kPieceRows = 48;  // eight tiles, over which the cost of a group's first pass is spread
 
 std::int32_t share(std::int32_t count, std::int32_t thread, std::int32_t team) {
     return static_cast<std::int32_t>(static_cast<std::int64_t>(count) * thread / team);
@@ -136,12 +135,15 @@ void Program::run_linear(const TercetOp& op, std::int32_t thread, Counters& coun
         return;
     }
     const std::int32_t groups = ceil_div(op.panels, kGroupPanels);
-    const std::int32_t blocks = ceil_div(call_.rows, kPieceRows);
+    const std::int32_t blocks = ceil_div(call_.rows, kernels_->piece_rows);
+    const std::int32_t unit = kernels_->row_unit;
+    const std::int32_t units = ceil_div(call_.rows, unit);
     for (std::int32_t piece = counters.pieces.take(); piece < groups * blocks; piece = counters.pieces.take()) {
         const std::int32_t group = piece / blocks;
         const std::int32_t block = piece % blocks;
         kernels_->linear(call, LinearPart{group * kGroupPanels, std::min(op.panels, (group + 1) * kGroupPanels),
-                                          share(call_.rows, block, blocks), share(call_.rows, block + 1, blocks)});
+                                          unit * share(units, block, blocks),
+                                          std::min(call_.rows, unit * share(units, block + 1, blocks))});
     }
 }
 

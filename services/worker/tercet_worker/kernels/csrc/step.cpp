@@ -8,6 +8,10 @@ namespace tercet {
 
 const StepKernels* step_kernels(Isa isa, Dtype dtype) {
     switch (isa) {
+#if defined(TERCET_HAVE_AMX) && defined(TERCET_HAVE_AVX512BF16) && defined(TERCET_HAVE_AVX512)
+        case Isa::amx:
+            return step_kernels_amx(dtype);
+#endif
 #if defined(TERCET_HAVE_AVX512BF16) && defined(TERCET_HAVE_AVX512)
         case Isa::avx512bf16:
             return step_kernels_avx512bf16(dtype);

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "linear_kernel.hpp"
+#if defined(__AMX_BF16__)
+#include "linear_amx.hpp"
+#endif
 
 namespace tercet {
 namespace {
@@ -163,10 +166,15 @@ static void scan(const float* logits, std::int32_t size, float* highest, std::in
 }
 
 TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
-    static const StepKernels kFloat32{linear<Float32Linear>, pack<Float32Linear>,   gather<Float32Linear>,
-                                      norm<Float32Linear>,   rotate<Float32Linear>, scan};
-    static const StepKernels kBFloat16{linear<BFloat16Linear>, pack<BFloat16Linear>,   gather<BFloat16Linear>,
-                                       norm<BFloat16Linear>,   rotate<BFloat16Linear>, scan};
+    static const StepKernels kFloat32{linear<Float32Linear>, pack<Float32Linear>, gather<Float32Linear>, norm<Float32Linear>,
+                                      rotate<Float32Linear>, scan,                1,                     48};
+#if defined(__AMX_BF16__)
+    static const StepKernels kBFloat16{linear_amx,             pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>,
+                                       rotate<BFloat16Linear>, scan,                 32,                     64};
+#else
+    static const StepKernels kBFloat16{linear<BFloat16Linear>, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>,
+                                       rotate<BFloat16Linear>, scan,                 1,                      48};
+#endif
     return dtype == Dtype::float32 ? &kFloat32 : &kBFloat16;
 }
 
