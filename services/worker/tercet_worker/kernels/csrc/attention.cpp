@@ -29,8 +29,11 @@ constexpr TercetAttentionProblem kFine{0, -1, 0, 0};
 
 const AttentionKernels* kernels_for(Isa isa, Dtype dtype) {
     switch (isa) {
-#if defined(TERCET_HAVE_AVX512BF16) && defined(TERCET_HAVE_AVX512)
+#if defined(TERCET_HAVE_AMX) && defined(TERCET_HAVE_AVX512BF16) && defined(TERCET_HAVE_AVX512)
         case Isa::amx:
+            return attention_kernels_amx(dtype);
+#endif
+#if defined(TERCET_HAVE_AVX512BF16) && defined(TERCET_HAVE_AVX512)
         case Isa::avx512bf16:
             return attention_kernels_avx512bf16(dtype);
 #endif
@@ -84,19 +87,21 @@ Attention::Attention(const TercetAttentionConfig& c) : kv_(static_cast<char*>(c.
     g.layer_bytes = g.block_bytes * g.num_blocks;
     g.scale = c.scale;
     g.soft_cap = c.soft_cap;
-    g.task_tokens = std::max(1, kTargetRows / g.group_heads);
-    g.task_rows = g.task_tokens * g.group_heads;
     kernels_ = kernels_for(chosen_isa(c), dtype);
+    g.task_tokens = std::max(1, kernels_->target_rows / g.group_heads);
+    g.task_rows = g.task_tokens * g.group_heads;
     windows_.assign(static_cast<std::size_t>(g.num_layers), 0);
     if (c.windows != nullptr) std::copy_n(c.windows, g.num_layers, windows_.begin());
 
-    const auto rows = static_cast<std::size_t>(g.task_rows);
+    constexpr std::int32_t kRowUnit = 16;  // kernels may compute rows in whole tiles
+    const auto rows = static_cast<std::size_t>(ceil_div(g.task_rows, kRowUnit) * kRowUnit);
     const auto width = static_cast<std::size_t>(g.head_size);
     const auto padded = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
     const std::size_t row_values = padded(rows * width * 4);
     const std::size_t row_scalars = padded(rows * 4);
+    const auto tile_bytes = static_cast<std::size_t>(g.tile_bytes);
     // A page apart, so that threads never share a line or a page of it.
-    const std::size_t per_thread = (3 * row_values + rows * 64 + 3 * row_scalars + 2 * padded(4 * width) + 4095) / 4096 * 4096;
+    const std::size_t per_thread = (3 * row_values + rows * 64 + 3 * row_scalars + 2 * tile_bytes + 4095) / 4096 * 4096;
     scratch_memory_.reset(std::aligned_alloc(4096, per_thread * static_cast<std::size_t>(threads_)));
     if (!scratch_memory_) throw std::bad_alloc();
     std::memset(scratch_memory_.get(), 0, per_thread * static_cast<std::size_t>(threads_));
@@ -115,7 +120,7 @@ Attention::Attention(const TercetAttentionConfig& c) : kv_(static_cast<char*>(c.
         s.max = reinterpret_cast<float*>(take(row_scalars));
         s.total_max = reinterpret_cast<float*>(take(row_scalars));
         s.total_sum = reinterpret_cast<float*>(take(row_scalars));
-        s.edge = take(2 * padded(4 * width));
+        s.edge = take(2 * tile_bytes);
         scratch_.push_back(s);
     }
 }

@@ -142,6 +142,35 @@ TERCET_INLINE void scores(const KeyGroup<C>& group, const typename C::Step* q, i
     }
 }
 
+// Takes one row's scores for a group of keys into its online softmax, and stores their weights at `p`. Returns their sum per lane;
+// *shrink is the power of two by which what was summed before shrinks, as its exponent.
+//
+// Nothing here branches on the scores: a maximum that moves is as likely as not, and a wrong guess costs more than a rescale.
+// Where it did not move the rescale is by exactly 1.
+template <class C>
+TERCET_INLINE F16 soften(const Geometry& g, F16 (&s)[kGroupTiles], int start, bool mask, int first_key, int last_key, float* max,
+                         float* shrink, void* p) {
+    const float to_base2 = g.soft_cap == 0.0f ? g.scale * kLog2E : 1.0f;
+    if (g.soft_cap != 0.0f) cap_scores(s, 2.0f * kLog2E * g.scale / g.soft_cap, g.soft_cap);
+    if (mask) {
+#pragma GCC unroll 4
+        for (int t = 0; t < kGroupTiles; ++t) s[t] = masked(s[t], start + kTileKeys * t, first_key, last_key);
+    }
+    const float group_max = horizontal_max(max16(max16(s[0], s[1]), max16(s[2], s[3]))) * to_base2;
+    const float old_max = *max;
+    const float new_max = group_max > old_max ? group_max : old_max;
+    const float base = new_max == kNegInf ? 0.0f : new_max;  // a row that has seen no key yet: all its weights become 0
+    *max = new_max;
+    *shrink = old_max - base;
+    F16 weight[kGroupTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kGroupTiles; ++t) {
+        weight[t] = exp2_16<C::kExpDegree>(fma16(s[t], splat16(to_base2), splat16(-base)));
+        C::store_probabilities(p, t, weight[t]);
+    }
+    return add16(add16(weight[0], weight[1]), add16(weight[2], weight[3]));
+}
+
 // Takes one group of keys into the online softmax of one row block.
 template <class C, int M>
 __attribute__((noinline)) static void attend(const Geometry& g, const KeyGroup<C>& group, const RowBlock& block,
@@ -155,34 +184,12 @@ __attribute__((noinline)) static void attend(const Geometry& g, const KeyGroup<C
         mask |= view.last_key[m] < group.start + kGroupKeys - 1 || view.first_key[m] > group.start;
     }
 
-    // Nothing here branches on the scores: a maximum that moves is as likely as not, and a wrong guess costs more than a rescale.
-    // Where it did not move the rescale is by exactly 1.
-    const float to_base2 = g.soft_cap == 0.0f ? g.scale * kLog2E : 1.0f;
     alignas(64) float p[M][kGroupKeys];
     alignas(64) float shrink[16] = {};
     F16 sums[M];
 #pragma GCC unroll 1
     for (int m = 0; m < M; ++m) {
-        if (g.soft_cap != 0.0f) cap_scores(s[m], 2.0f * kLog2E * g.scale / g.soft_cap, g.soft_cap);
-        if (mask) {
-#pragma GCC unroll 4
-            for (int t = 0; t < kGroupTiles; ++t) {
-                s[m][t] = masked(s[m][t], group.start + kTileKeys * t, view.first_key[m], view.last_key[m]);
-            }
-        }
-        const float group_max = horizontal_max(max16(max16(s[m][0], s[m][1]), max16(s[m][2], s[m][3]))) * to_base2;
-        const float old_max = view.max[m];
-        const float new_max = group_max > old_max ? group_max : old_max;
-        const float base = new_max == kNegInf ? 0.0f : new_max;  // a row that has seen no key yet: all its weights become 0
-        view.max[m] = new_max;
-        shrink[m] = old_max - base;
-        F16 weight[kGroupTiles];
-#pragma GCC unroll 4
-        for (int t = 0; t < kGroupTiles; ++t) {
-            weight[t] = exp2_16<C::kExpDegree>(fma16(s[m][t], splat16(to_base2), splat16(-base)));
-            C::store_probabilities(p[m], t, weight[t]);
-        }
-        sums[m] = add16(add16(weight[0], weight[1]), add16(weight[2], weight[3]));
+        sums[m] = soften<C>(g, s[m], group.start, mask, view.first_key[m], view.last_key[m], view.max + m, shrink + m, p[m]);
     }
     store16(shrink, exp2_16<5>(load16(shrink)));
     for (int m = 0; m < M; ++m) {

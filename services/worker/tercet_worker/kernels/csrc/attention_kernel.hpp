@@ -89,28 +89,69 @@ TERCET_INLINE void write_out(const Geometry& g, const LayerCall& call, const Tas
     }
 }
 
+TERCET_INLINE void set_limits(const Geometry& g, const LayerCall& call, const Task& task, int rows, RowLimits& limits) {
+    for (int r = 0; r < rows; ++r) {
+        limits.last_key[r] = task.position + r / g.group_heads;
+        limits.first_key[r] = call.window > 0 ? larger(limits.last_key[r] - call.window + 1, 0) : 0;
+    }
+}
+
+// Where the elements of a task's row begin in q.
+template <class C>
+TERCET_INLINE const char* query_row(const Geometry& g, const LayerCall& call, const Task& task, int row) {
+    return call.q + static_cast<std::int64_t>(task.token + row / g.group_heads) * call.q_stride +
+           (static_cast<std::int64_t>(task.kv_head) * g.group_heads + row % g.group_heads) * g.head_size *
+               static_cast<int>(sizeof(typename C::Element));
+}
+
+TERCET_INLINE void begin_task(const Scratch& scratch, int rows) {
+    for (int r = 0; r < rows; ++r) {
+        scratch.total_max[r] = kNegInf;
+        scratch.total_sum[r] = 0.0f;
+    }
+}
+
+TERCET_INLINE void begin_split(const Scratch& scratch, int rows, int head_size) {
+    for (int r = 0; r < rows; ++r) scratch.max[r] = kNegInf;
+    std::memset(scratch.lanes, 0, static_cast<std::size_t>(rows) * 64);
+    std::memset(scratch.acc, 0, static_cast<std::size_t>(rows) * head_size * 4);
+}
+
+// Keeps a split's rows where they are merged; `several`: the task has other splits.
+TERCET_INLINE void end_split(const Geometry& g, const Task& task, const Scratch& scratch, int split, int rows, bool several) {
+    const int head_size = g.head_size;
+    for (int r = 0; r < rows; ++r) {
+        const float sum = horizontal_sum(load16(scratch.lanes + 16 * r));
+        const float* acc = scratch.acc + r * head_size;
+        if (task.partials != nullptr) {
+            float* partial = task.partials + (static_cast<std::int64_t>(split) * rows + r) * (kPartialHeader + head_size);
+            partial[0] = scratch.max[r];
+            partial[1] = sum;
+            std::memcpy(partial + kPartialHeader, acc, static_cast<std::size_t>(head_size) * 4);
+        } else if (several) {
+            merge_row(scratch.total_max + r, scratch.total_sum + r, scratch.total + r * head_size, scratch.max[r], sum, acc, head_size);
+        } else {
+            scratch.total_sum[r] = sum;
+        }
+    }
+}
+
 template <class C>
 static void run(const Geometry& g, const LayerCall& call, const Task& task, const Scratch& scratch) {
     const int head_size = g.head_size;
     const int steps = head_size / C::kStepKeys;
     const int rows = task.tokens * g.group_heads;
-    const int element = static_cast<int>(sizeof(typename C::Element));
 
     RowLimits limits;
     RowBlock blocks[kMaxTaskRows];
-    for (int r = 0; r < rows; ++r) {
-        limits.last_key[r] = task.position + r / g.group_heads;
-        limits.first_key[r] = call.window > 0 ? larger(limits.last_key[r] - call.window + 1, 0) : 0;
-    }
+    set_limits(g, call, task, rows, limits);
     const int count = (rows + kMaxRows - 1) / kMaxRows;
     for (int b = 0, first = 0; b < count; ++b) {
         const int size = (rows - first + count - b - 1) / (count - b);
         blocks[b] = RowBlock{first, size, limits.first_key[first], limits.last_key[first + size - 1]};
         auto* packed = static_cast<typename C::Step*>(scratch.q) + first * steps;
         for (int m = 0; m < size; ++m) {
-            const int r = first + m;
-            const char* q = call.q + static_cast<std::int64_t>(task.token + r / g.group_heads) * call.q_stride +
-                            (static_cast<std::int64_t>(task.kv_head) * g.group_heads + r % g.group_heads) * head_size * element;
+            const char* q = query_row<C>(g, call, task, first + m);
             for (int step = 0; step < steps; ++step) C::pack(packed + step * size + m, q, step);
         }
         first += size;
@@ -119,17 +160,10 @@ static void run(const Geometry& g, const LayerCall& call, const Task& task, cons
     const int first_key = limits.first_key[0];
     const int last_key = limits.last_key[rows - 1];
     const bool several = task.split_end - task.split_begin > 1;
-    if (several) {
-        for (int r = 0; r < rows; ++r) {
-            scratch.total_max[r] = kNegInf;
-            scratch.total_sum[r] = 0.0f;
-        }
-    }
+    begin_task(scratch, rows);
     KeyGroup<C> group;
     for (int split = task.split_begin; split < task.split_end; ++split) {
-        for (int r = 0; r < rows; ++r) scratch.max[r] = kNegInf;
-        std::memset(scratch.lanes, 0, static_cast<std::size_t>(rows) * 64);
-        std::memset(scratch.acc, 0, static_cast<std::size_t>(rows) * head_size * 4);
+        begin_split(scratch, rows, head_size);
         const int begin = larger(split * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
         const int end = smaller((split + 1) * kSplitKeys, last_key + 1);
         for (int start = begin; start < end; start += kGroupKeys) {
@@ -147,21 +181,7 @@ static void run(const Geometry& g, const LayerCall& call, const Task& task, cons
                 attend_block<C>(g, group, block, view);
             }
         }
-        for (int r = 0; r < rows; ++r) {
-            const float sum = horizontal_sum(load16(scratch.lanes + 16 * r));
-            const float* acc = scratch.acc + r * head_size;
-            if (task.partials != nullptr) {
-                float* partial = task.partials + (static_cast<std::int64_t>(split) * rows + r) * (kPartialHeader + head_size);
-                partial[0] = scratch.max[r];
-                partial[1] = sum;
-                std::memcpy(partial + kPartialHeader, acc, static_cast<std::size_t>(head_size) * 4);
-            } else if (several) {
-                merge_row(scratch.total_max + r, scratch.total_sum + r, scratch.total + r * head_size, scratch.max[r], sum, acc,
-                          head_size);
-            } else {
-                scratch.total_sum[r] = sum;
-            }
-        }
+        end_split(g, task, scratch, split, rows, several);
     }
     if (task.partials == nullptr) write_out<C>(g, call, task, several ? scratch.total : scratch.acc, scratch.total_sum);
 }
@@ -205,9 +225,23 @@ static void write(const Geometry& g, const LayerCall& call, const std::int64_t* 
     }
 }
 
+}  // namespace
+}  // namespace tercet
+
+#if defined(__AMX_BF16__)
+#include "attention_amx.hpp"
+#endif
+
+namespace tercet {
+namespace {
+
 TERCET_INLINE const AttentionKernels* attention_kernels(Dtype dtype) {
-    static const AttentionKernels kFloat32{write<Float32Kv>, run<Float32Kv>, merge<Float32Kv>};
-    static const AttentionKernels kBFloat16{write<BFloat16Kv>, run<BFloat16Kv>, merge<BFloat16Kv>};
+    static const AttentionKernels kFloat32{write<Float32Kv>, run<Float32Kv>, merge<Float32Kv>, 36};
+#if defined(__AMX_BF16__)
+    static const AttentionKernels kBFloat16{write<BFloat16Kv>, run_amx, merge<BFloat16Kv>, 48};
+#else
+    static const AttentionKernels kBFloat16{write<BFloat16Kv>, run<BFloat16Kv>, merge<BFloat16Kv>, 36};
+#endif
     return dtype == Dtype::float32 ? &kFloat32 : &kBFloat16;
 }
 

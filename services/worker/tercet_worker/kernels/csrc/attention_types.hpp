@@ -22,7 +22,6 @@ constexpr int kTileKeys = 16;
 constexpr int kGroupTiles = 4;
 constexpr int kGroupKeys = kTileKeys * kGroupTiles;
 constexpr int kSplitKeys = 256;
-constexpr int kTargetRows = 36;  // query rows of a task: with one key group they fit the first-level cache at D = 64
 
 enum class Dtype : std::int32_t { float32 = 0, bfloat16 = 1 };
 
@@ -85,7 +84,7 @@ struct Scratch {
     float* max;       // [row] of the current split
     float* total_max; // [row]
     float* total_sum; // [row]
-    char* edge;       // two V steps of 4 * D bytes with the lanes outside the context zeroed
+    char* edge;       // two V tiles in which what is outside the context is zeroed
 };
 
 struct AttentionKernels {
@@ -95,11 +94,14 @@ struct AttentionKernels {
     void (*run)(const Geometry&, const LayerCall&, const Task&, const Scratch&);
     // Merges splits [0, task.split_end) of a split task and writes out.
     void (*merge)(const Geometry&, const LayerCall&, const Task&, const Scratch&);
+    // Query rows of a task, about: with one key group they fit the first-level cache at D = 64.
+    std::int32_t target_rows;
 };
 
 const AttentionKernels* attention_kernels_generic(Dtype);
 const AttentionKernels* attention_kernels_avx2(Dtype);
 const AttentionKernels* attention_kernels_avx512(Dtype);
 const AttentionKernels* attention_kernels_avx512bf16(Dtype);
+const AttentionKernels* attention_kernels_amx(Dtype);
 
 }  // namespace tercet

@@ -12,12 +12,12 @@
 #pragma once
 
 #include "linear_kernel.hpp"
+#include "tiles_amx.hpp"
 
 namespace tercet {
 namespace {
 
 constexpr int kTileSteps = 16;             // steps of a block: 32 k
-constexpr int kTileHeight = 16;            // most rows of a tile
 constexpr int kTileBytes = kTileSteps * kLineBytes;
 constexpr int kAheadBytes = 8 * 1024;      // how far ahead weights are fetched where they come from memory
 
@@ -26,19 +26,7 @@ struct alignas(64) TileSums {
     float of[4][kTileHeight][kPanel];
 };
 
-// The tiles of a thread: 0 to 3 hold sums, 4 and 5 rows, 6 and 7 panels; with one tile of rows, 5 holds panels as well.
-struct alignas(64) TileConfig {
-    std::uint8_t palette;
-    std::uint8_t start_row;
-    std::uint8_t reserved[14];
-    std::uint16_t columns[16];  // bytes
-    std::uint8_t rows[16];
-};
-
-TERCET_INLINE void set_tile(TileConfig& config, int tile, int rows) {
-    config.columns[tile] = kLineBytes;
-    config.rows[tile] = static_cast<std::uint8_t>(rows);
-}
+// Tiles: 0 to 3 hold sums, 4 and 5 rows, 6 and 7 panels; with one tile of rows, 5 holds panels as well.
 
 // One tile of rows by up to four panels.
 TERCET_INLINE void configure_narrow(int rows) {
@@ -47,7 +35,7 @@ TERCET_INLINE void configure_narrow(int rows) {
     for (int tile = 0; tile < 4; ++tile) set_tile(config, tile, rows);
     set_tile(config, 4, rows);
     for (int tile = 5; tile < 8; ++tile) set_tile(config, tile, kTileSteps);
-    _tile_loadconfig(&config);
+    load_config(config);
 }
 
 // Two tiles of rows by two panels.
@@ -59,7 +47,7 @@ TERCET_INLINE void configure_wide(int second_rows) {
     set_tile(config, 4, kTileHeight);
     set_tile(config, 5, second_rows);
     for (int tile = 6; tile < 8; ++tile) set_tile(config, tile, kTileSteps);
-    _tile_loadconfig(&config);
+    load_config(config);
 }
 
 // The last block where K is no multiple of 32: rows and lines are copied and filled up with zeros, so that nothing is read that
@@ -88,6 +76,7 @@ TERCET_INLINE void copy_tail(Tail& tail, const char* x, std::int64_t x_stride, i
 template <int P, bool kFromMemory>
 TERCET_INLINE void accumulate_narrow(const char* x, std::int64_t x_stride, const char* lines, std::int64_t line_stride, int blocks,
                                      const Tail* tail) {
+    publish(tail);
     _tile_zero(0);
     if constexpr (P > 1) _tile_zero(1);
     if constexpr (P > 2) {
@@ -135,6 +124,7 @@ TERCET_INLINE void accumulate_narrow(const char* x, std::int64_t x_stride, const
 TERCET_INLINE void accumulate_wide(const char* x, std::int64_t x_stride, const char* lines, std::int64_t line_stride, int blocks,
                                    const Tail* tail) {
     const char* second = x + kTileHeight * x_stride;
+    publish(tail);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
