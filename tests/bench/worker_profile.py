@@ -122,7 +122,9 @@ class Timed:
         return found
 
 
-def floors(config: ModelConfig, case: Case, element: int, rates: Rates) -> dict[str, float]:
+def floors(
+    config: ModelConfig, case: Case, element: int, rates: Rates, weight_bytes: dict[str, int]
+) -> dict[str, float]:
     """Returns milliseconds per operation, by the names that the program gives them."""
     tokens = case.requests * case.tokens
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -135,8 +137,9 @@ def floors(config: ModelConfig, case: Case, element: int, rates: Rates) -> dict[
         (hidden, inner, tokens),
         (config.vocab_size, hidden, case.requests),
     ):
-        seconds = max(rows * columns * element / rates.read, 2 * rows * columns * used / rates.matrix)
-        found[f"linear {rows} x {columns}"] = 1e3 * seconds
+        name = f"linear {rows} x {columns}"
+        seconds = max(weight_bytes[name] / rates.read, 2 * rows * columns * used / rates.matrix)
+        found[name] = 1e3 * seconds
     end = case.context + case.tokens
     keys = case.tokens * (case.context + (case.tokens + 1) / 2)  # that all queries of one request see
     found["attention"] = 1e3 * case.requests * max(
@@ -180,7 +183,8 @@ def profile(
         model.profile(None)
     rates.append(machine.rates())
     best = Rates(max(r.read for r in rates), max(r.matrix for r in rates))
-    limits = floors(config, case, element, best)
+    weight_bytes = dict(zip(model.names, model.weight_bytes, strict=True))
+    limits = floors(config, case, element, best, weight_bytes)
     for name, limit in limits.items():
         parts[name].floor = limit * parts[name].count
     parts["step"].floor = sum(limit * parts[name].count for name, limit in limits.items())
@@ -249,11 +253,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.worker_profile", description=__doc__)
     parser.add_argument("model", nargs="?", help="what `tercet serve` takes")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8"])
     parser.add_argument("--threads", type=int, help="as for the worker")
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
     options = parser.parse_args()
     model = options.model or default_model()
-    flags = [model, f"--dtype={options.dtype}", "--max-num-batched-tokens=1500", "--max-num-seqs=32"]
+    flags = [
+        model,
+        f"--dtype={options.dtype}",
+        f"--quantization={options.quantization}",
+        "--max-num-batched-tokens=1500",
+        "--max-num-seqs=32",
+    ]
     flags += ["--num-kv-blocks=700"] + ([f"--threads={options.threads}"] if options.threads else [])
     engine = load_engine(parse(WorkerSettings, flags), lambda _stage, _fraction: None)
     runner = engine.runner

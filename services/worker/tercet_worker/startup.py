@@ -24,7 +24,7 @@ from tercet_worker.layers.parameters import Placement
 from tercet_worker.loading import available_memory, load_model
 from tercet_worker.models.eager import EagerModel
 from tercet_worker.program.compiled import CompiledModel
-from tercet_worker.program.weights import PackedWeights
+from tercet_worker.program.weights import PackedWeights, Quantization
 from tercet_worker.runner import ModelRunner
 from tercet_worker.sampling import Sampler
 from tercet_worker.state.checks import PlanLimits
@@ -72,7 +72,8 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
     attention = _attention(config, settings.block_size, dtype, library, threads)
     # Packed weights are of use to the kernels only, and those need attention of their own.
     compiled = library if isinstance(attention, CpuAttention) else None
-    packed = PackedWeights(compiled, dtype) if compiled is not None else None
+    quantization = Quantization(settings.quantization)
+    packed = PackedWeights(compiled, dtype, quantization) if compiled is not None else None
     place = Placement(dtype, torch.device("cpu"), packed)
     weights = load_model(
         checkpoint,

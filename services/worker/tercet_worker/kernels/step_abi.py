@@ -56,7 +56,7 @@ class Op(Structure):
         ("head_size", c_int32),
         ("rotary_half", c_int32),
         ("scalar", c_float),
-        ("reserved", c_int32),
+        ("format", c_int32),
         ("input", c_void_p),
         ("output", c_void_p),
         ("in_stride", c_int64),
@@ -98,5 +98,7 @@ def declare(cdll: ctypes.CDLL) -> None:
     cdll.tercet_program_profile.restype = None
     cdll.tercet_weights_pack.argtypes = [c_int32, c_void_p, *[c_int32] * 6, c_void_p]
     cdll.tercet_weights_pack.restype = None
+    cdll.tercet_weights_pack_quant.argtypes = [c_int32, c_void_p, *[c_int32] * 6, *[c_void_p] * 3]
+    cdll.tercet_weights_pack_quant.restype = None
     cdll.tercet_logits_scan.argtypes = [c_int32, c_int32, c_void_p, c_int32, c_int32, *[c_void_p] * 3]
     cdll.tercet_logits_scan.restype = None

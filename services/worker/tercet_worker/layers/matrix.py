@@ -49,6 +49,10 @@ class MatrixFactory(Protocol):
         """
         ...
 
+    def allocate(self) -> None:
+        """Takes the memory of all matrices made so far; what the checkpoint holds has been announced to them."""
+        ...
+
 
 class DenseMatrix:
     """As torch likes it: row by row.

@@ -26,6 +26,7 @@ from tercet_worker.layers.parameters import Destination, Placement
 from tercet_worker.loading.memory import check_fits
 from tercet_worker.models import CausalLM, create_model
 from tercet_worker.models.registry import check_architecture
+from tercet_worker.quantization import decode
 
 Progress = Callable[[float], None]
 """Told the fraction of bytes stored so far. What it raises ends the loading."""
@@ -54,10 +55,18 @@ def load_model(checkpoint: Checkpoint, place: Placement, *, available: int, prog
     # Built once without memory, so that what does not fit is refused before anything is allocated.
     outline = create_model(config, Placement(place.dtype, torch.device("meta")))
     check_tensors(outline, index)
-    needed = sum(destination.nbytes for destination in outline.destinations().values())
+    # Packed matrices take their memory later, and less of it where they stay quantized.
+    model = create_model(config, place) if place.packed is not None else outline
+    for name, destination in model.destinations().items():
+        if destination.quantized is not None:
+            destination.quantized.announce(index[name].dtype)
+    needed = sum(destination.nbytes for destination in model.destinations().values())
     dtype = str(place.dtype).removeprefix("torch.")
     check_fits(needed + _OVERHEAD, available, f"The model {checkpoint.served_name} in {dtype}")
-    model = create_model(config, place)
+    if place.packed is not None:
+        place.packed.allocate()
+    else:
+        model = create_model(config, place)
     _fill(model.destinations(), index, config, progress)
     return model
 
@@ -91,9 +100,14 @@ def _fill(destinations: Mapping[str, Destination], index: WeightIndex, config: M
         if entry.rope_permuted:
             stored = unpermute_rope_rows(stored, _heads(entry, config))
         rows = max(1, _PIECE * entry.shape[0] // max(entry.elements, 1))
+        quantized = destination.quantized
+        as_blocks = quantized is not None and quantized.takes_blocks()
         for start in range(0, entry.shape[0], rows):
             piece = stored[start : start + rows]
-            destination.store(start, _to_torch(piece, entry))
+            if quantized is not None and as_blocks:
+                quantized.store(start, decode(entry.dtype, piece))
+            else:
+                destination.store(start, _to_torch(piece, entry))
             progress((done + entry.nbytes * (start + len(piece)) / entry.shape[0]) / total)
         done += entry.nbytes
 

@@ -61,6 +61,8 @@ class CompiledModel:
         self._tensors = recorder.tensors  # kept: the operations hold their addresses
         self.names = [record.name for record in recorder.records]
         """What each operation is, for measurements."""
+        self.weight_bytes = [record.weight_bytes for record in recorder.records]
+        """What each product reads of weights."""
         self._cdll = library.cdll
         self._run: Any = library.cdll.tercet_program_run
         problem = ctypes.c_int32()

@@ -55,6 +55,7 @@ class Record:
     output: Value = EXTERNAL
     aux: Value | None = None
     name: str = ""
+    weight_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class Recorder:
             out_features=matrix.in_features,
             panels=matrix.panels,
             scalar=1.0,
+            format=matrix.format,
             weight=self._address(matrix.memory),
         )
         self.records.append(Record(op, output=stream, name="embedding"))
@@ -174,11 +176,12 @@ class Recorder:
             in_features=matrix.in_features,
             out_features=matrix.columns,
             panels=matrix.panels,
+            format=matrix.format,
             weight=self._address(matrix.memory),
             aux=None if matrix.bias is None else self._address(matrix.bias),
         )
         name = f"linear {sum(matrix.out_features)} x {matrix.in_features}"
-        self.records.append(Record(op, x, out, name=name))
+        self.records.append(Record(op, x, out, name=name, weight_bytes=matrix.nbytes))
         return out
 
     def _address(self, tensor: torch.Tensor) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from tercet_shared.errors import ConfigurationError
+from tercet_shared.errors import ConfigurationError, InternalError
 from tercet_worker.kernels.arena import Arena
 from tercet_worker.kernels.step_abi import PANEL
-from tercet_worker.layers.destination import Destination
+from tercet_worker.layers.destination import Destination, QuantizedDestination
+from tercet_worker.quantization import Blocks, WeightFormat, common_format, format_of, quantize_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +26,8 @@ _ALIGNMENT = 4096
 
 class PackedMatrix:
     """A matrix in panels of 16 rows; implements ``Matrix``.
+
+    It takes its memory when it is first needed, and by then it has been told what the checkpoint holds.
 
     Args:
         in_features: columns.
@@ -44,33 +49,100 @@ class PackedMatrix:
         self.panels = -(-rows // PANEL) * (2 if gated else 1)
         self.columns = rows
         """Columns of the product: half the rows where the matrix is gated."""
-        self._library = weights.library
+        self._weights = weights
         self._dtype = weights.dtype
-        per_step = 4 // weights.dtype.itemsize
-        self.memory = weights.take(self.panels * -(-in_features // per_step) * 64)  # uint8
+        self._kinds: dict[int, str] = {}  # types in the checkpoint, by part
+        self._memory: torch.Tensor | None = None
         self.bias = torch.zeros(PANEL * self.panels, dtype=torch.float32) if bias else None
+
+    @property
+    def format(self) -> WeightFormat:
+        """How the weights lie. All parts have one format: the narrowest that holds each of them exactly."""
+        quantization = self._weights.quantization
+        if (
+            quantization is Quantization.NONE
+            or self._dtype != torch.bfloat16
+            or len(self._kinds) < len(self.out_features)
+        ):
+            return WeightFormat.DENSE
+        formats = [format_of(kind) for kind in self._kinds.values()]
+        if quantization is Quantization.INT8:
+            formats = [WeightFormat.EIGHT if found is WeightFormat.DENSE else found for found in formats]
+        found = common_format(formats)
+        return found if found is WeightFormat.DENSE or self.in_features % found.block == 0 else WeightFormat.DENSE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        if self.format is not WeightFormat.DENSE:
+            return self.format.nbytes(self.panels * PANEL * self.in_features)
+        per_step = 4 // self._dtype.itemsize
+        return self.panels * -(-self.in_features // per_step) * 64
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The packed weights, uint8; zero where nothing was stored."""
+        if self._memory is None:
+            self._memory = self._weights.take(self.nbytes)
+        return self._memory
 
     def weight_destination(self, part: int) -> Destination:
         """See ``Matrix``."""
+        shape = (self.out_features[part], self.in_features)
+        quantized = QuantizedDestination(
+            announce=lambda kind: self._announce(part, kind),
+            nbytes=lambda: self.nbytes * shape[0] // sum(self.out_features),
+            takes_blocks=lambda: (
+                self.format is not WeightFormat.DENSE and self._stored_format(part) is not WeightFormat.DENSE
+            ),
+            store=lambda start, blocks: self._store_blocks(part, start, blocks),
+        )
+        return Destination(shape, self._dtype, lambda start, rows: self._store_dense(part, start, rows), quantized)
+
+    def _announce(self, part: int, kind: str) -> None:
+        if self._memory is not None:
+            raise InternalError("a matrix was told what it will hold after it took its memory")
+        self._kinds[part] = kind
+
+    def _stored_format(self, part: int) -> WeightFormat:
+        return format_of(self._kinds.get(part, ""))
+
+    def _store_dense(self, part: int, start: int, rows: torch.Tensor) -> None:
+        if self.format is not WeightFormat.DENSE:
+            return self._store_blocks(part, start, quantize_rows(rows.to(torch.float32).contiguous().numpy()))
         base, pitch, offset = self._place(part)
-        pack = self._library.cdll.tercet_weights_pack
+        source = rows.to(self._dtype).contiguous()
+        self._weights.library.cdll.tercet_weights_pack(
+            0 if self._dtype == torch.float32 else 1,
+            self.memory.data_ptr(),
+            self.in_features,
+            self.panels,
+            base,
+            pitch,
+            offset + start,
+            len(source),
+            source.data_ptr(),
+        )
+        return None
 
-        def store(start: int, rows: torch.Tensor) -> None:
-            source = rows.to(self._dtype).contiguous()
-            dtype = 0 if self._dtype == torch.float32 else 1
-            pack(
-                dtype,
-                self.memory.data_ptr(),
-                self.in_features,
-                self.panels,
-                base,
-                pitch,
-                offset + start,
-                len(source),
-                source.data_ptr(),
-            )
-
-        return Destination((self.out_features[part], self.in_features), self._dtype, store)
+    def _store_blocks(self, part: int, start: int, blocks: Blocks) -> None:
+        base, pitch, offset = self._place(part)
+        blocks = blocks.to(self.format)
+        q, scales = np.ascontiguousarray(blocks.q), np.ascontiguousarray(blocks.scales)
+        minima = None if blocks.minima is None else np.ascontiguousarray(blocks.minima)
+        self._weights.library.cdll.tercet_weights_pack_quant(
+            int(self.format),
+            self.memory.data_ptr(),
+            self.in_features,
+            self.panels,
+            base,
+            pitch,
+            offset + start,
+            len(q),
+            q.ctypes.data,
+            scales.ctypes.data,
+            None if minima is None else minima.ctypes.data,
+        )
 
     def bias_destination(self, part: int) -> Destination | None:
         """See ``Matrix``."""
@@ -90,23 +162,47 @@ class PackedMatrix:
         return (part, 2, 0) if self.gated else (0, 1, sum(self.out_features[:part]))
 
 
+class Quantization(enum.Enum):
+    """What becomes of weights: kept as the checkpoint has them, made dense, or made eight bits where they are dense."""
+
+    AUTO = "auto"
+    NONE = "none"
+    INT8 = "int8"
+
+
 class PackedWeights:
     """Memory of all packed matrices of a model; makes them (``MatrixFactory``).
 
     Args:
         library: the loaded kernels.
-        dtype: float32 or bfloat16.
+        dtype: float32 or bfloat16. With float32 all weights are dense.
+        quantization: what becomes of weights.
     """
 
-    def __init__(self, library: KernelLibrary, dtype: torch.dtype) -> None:
+    def __init__(
+        self, library: KernelLibrary, dtype: torch.dtype, quantization: Quantization = Quantization.AUTO
+    ) -> None:
         self.library = library
         self.dtype = dtype
+        self.quantization = quantization
+        self.matrices: list[PackedMatrix] = []
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def __call__(self, in_features: int, out_features: Sequence[int], *, bias: bool, gated: bool) -> PackedMatrix:
         """See ``MatrixFactory``."""
-        return PackedMatrix(in_features, out_features, bias=bias, gated=gated, weights=self)
+        matrix = PackedMatrix(in_features, out_features, bias=bias, gated=gated, weights=self)
+        self.matrices.append(matrix)
+        return matrix
+
+    def allocate(self) -> None:
+        """Takes the memory of all matrices, in the order in which a step reads them.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        for matrix in self.matrices:
+            _ = matrix.memory
 
     def take(self, nbytes: int) -> torch.Tensor:
         """Returns zeroed uint8 memory, behind what was taken before. Raises ConfigurationError where there is none."""

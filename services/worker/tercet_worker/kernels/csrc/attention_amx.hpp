@@ -75,6 +75,17 @@ TERCET_INLINE void locate_tiles(const Geometry& g, const LayerCall& call, const 
     }
 }
 
+// Fetches the tiles of keys [start, end), at most a group, into the second-level cache.
+TERCET_INLINE void fetch_tiles(const Geometry& g, const LayerCall& call, const Task& task, int start, int end) {
+    for (int key = start; key < smaller(end, start + kGroupKeys); key += kTileKeys) {
+        const char* tile = call.kv + tile_offset(g, task.blocks[key / g.block_size], task.kv_head, key % g.block_size);
+        for (std::int64_t at = 0; at < g.tile_bytes; at += kTileWidth) {
+            __builtin_prefetch(tile + at, 0, 2);
+            __builtin_prefetch(tile + g.half_bytes + at, 0, 2);
+        }
+    }
+}
+
 // Working memory of a tile of rows.
 struct alignas(64) TileValues {
     float of[4][kTileHeight][16];              // sums as tiles are stored: scores of four key tiles, or four column parts
@@ -215,6 +226,8 @@ static void run_amx(const Geometry& g, const LayerCall& call, const Task& task, 
         const int end = smaller((split + 1) * kSplitKeys, last_key + 1);
         for (int start = begin; start < end; start += kGroupKeys) {
             locate_tiles(g, call, task, start, first_key, scratch.edge, tiles);
+            // Keys that few rows meet come from memory faster than the processor asks for them by itself.
+            if (rows <= kTileHeight) fetch_tiles(g, call, task, start + kGroupKeys, last_key + 1);
             for (int first = 0; first < rows; first += kTileHeight) {
                 const int count = smaller(rows - first, kTileHeight);
                 if (limits.last_key[first + count - 1] < start || limits.first_key[first] >= start + kGroupKeys) continue;

@@ -15,6 +15,7 @@
 
 #include "attention_types.hpp"
 #include "isa.hpp"
+#include "quant_types.hpp"
 
 namespace tercet {
 
@@ -71,6 +72,13 @@ struct StepKernels {
     // Of one row of logits: the highest, the first place where it stands, and whether all are finite numbers. Where they are not,
     // the other two mean nothing.
     void (*scan)(const float* logits, std::int32_t size, float* highest, std::int64_t* place, bool* finite);
+    // The same three for quantized weights; null with float32. pack writes whole blocks.
+    void (*linear_quant)(WeightFormat, const LinearCall&, const LinearPart&);
+    void (*pack_quant)(WeightFormat, char* weights, std::int32_t in_features, std::int32_t panels, std::int32_t base,
+                       std::int32_t pitch, std::int32_t first, std::int32_t rows, const QuantRows& source);
+    void (*gather_quant)(WeightFormat, const char* weights, std::int32_t in_features, std::int32_t panels,
+                         const std::int32_t* ids, float scale, char* y, std::int64_t y_stride, std::int32_t begin,
+                         std::int32_t end);
     // How many rows of a product are best taken together, and how many of them a thread takes at a time with one group of panels:
     // the cost of a group's first pass is spread over these.
     std::int32_t row_unit;

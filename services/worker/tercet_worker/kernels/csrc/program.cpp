@@ -93,6 +93,11 @@ void Program::run_op(const TercetOp& op, std::int32_t thread, Counters& counters
     const std::int32_t end = share(call_.rows, thread + 1, team_.size());
     switch (static_cast<OpKind>(op.kind)) {
         case OpKind::embed:
+            if (op.format != 0) {
+                return kernels_->gather_quant(static_cast<WeightFormat>(op.format), static_cast<const char*>(op.weight),
+                                              op.out_features, op.panels, call_.token_ids, op.scalar, static_cast<char*>(op.out),
+                                              op.out_stride, begin, end);
+            }
             return kernels_->gather(static_cast<const char*>(op.weight), op.out_features, op.panels, call_.token_ids, op.scalar,
                                     static_cast<char*>(op.out), op.out_stride, begin, end);
         case OpKind::angles:
@@ -126,12 +131,16 @@ void Program::run_linear(const TercetOp& op, std::int32_t thread, Counters& coun
                           op.in_stride,                        op.out_stride,
                           op.in_features,                      op.out_features,
                           op.panels,                           static_cast<Epilogue>(op.epilogue)};
+    const auto multiply = [&](const LinearPart& part) {
+        if (op.format == 0) return kernels_->linear(call, part);
+        kernels_->linear_quant(static_cast<WeightFormat>(op.format), call, part);
+    };
     if (call_.rows < kManyRows || team_.size() == 1) {
         // Pairs of panels: gate and up belong together, and two panels share the cost of spreading a value.
         const std::int32_t pairs = ceil_div(op.panels, 2);
         const LinearPart part{2 * share(pairs, thread, team_.size()),
                               std::min(op.panels, 2 * share(pairs, thread + 1, team_.size())), 0, call_.rows};
-        if (part.panel_begin < part.panel_end) kernels_->linear(call, part);
+        if (part.panel_begin < part.panel_end) multiply(part);
         return;
     }
     const std::int32_t groups = ceil_div(op.panels, kGroupPanels);
@@ -141,7 +150,7 @@ void Program::run_linear(const TercetOp& op, std::int32_t thread, Counters& coun
     for (std::int32_t piece = counters.pieces.take(); piece < groups * blocks; piece = counters.pieces.take()) {
         const std::int32_t group = piece / blocks;
         const std::int32_t block = piece % blocks;
-        kernels_->linear(call, LinearPart{group * kGroupPanels, std::min(op.panels, (group + 1) * kGroupPanels),
+        multiply(LinearPart{group * kGroupPanels, std::min(op.panels, (group + 1) * kGroupPanels),
                                           unit * share(units, block, blocks),
                                           std::min(call_.rows, unit * share(units, block + 1, blocks))});
     }

@@ -29,7 +29,7 @@ struct TercetOp {
     std::int32_t head_size;
     std::int32_t rotary_half;
     float scalar;  // eps of a norm, scale of an embedding
-    std::int32_t reserved;
+    std::int32_t format;  // of the weights of a product or an embedding: tercet::WeightFormat
     const void* in;
     void* out;
     std::int64_t in_stride;

@@ -43,6 +43,15 @@ void tercet_weights_pack(std::int32_t dtype, void* weights, std::int32_t in_feat
         ->pack(static_cast<char*>(weights), in_features, panels, base, pitch, first, rows, static_cast<const char*>(source));
 }
 
+// Packs quantized rows of a weight; see StepKernels::pack_quant. `format` is one of tercet::WeightFormat, not dense.
+void tercet_weights_pack_quant(std::int32_t format, void* weights, std::int32_t in_features, std::int32_t panels, std::int32_t base,
+                               std::int32_t pitch, std::int32_t first, std::int32_t rows, const void* q, const void* scales,
+                               const void* minima) {
+    tercet::step_kernels(Isa::generic, Dtype::bfloat16)
+        ->pack_quant(static_cast<tercet::WeightFormat>(format), static_cast<char*>(weights), in_features, panels, base, pitch, first,
+                     rows, tercet::QuantRows{static_cast<const std::uint8_t*>(q), scales, minima});
+}
+
 // Scans rows of logits; see StepKernels::scan. `isa` is available.
 void tercet_logits_scan(std::int32_t isa, std::int32_t threads, const float* logits, std::int32_t rows, std::int32_t size,
                         float* highest, std::int64_t* places, bool* finite) {

@@ -6,6 +6,7 @@
 #if defined(__AMX_BF16__)
 #include "linear_amx.hpp"
 #endif
+#include "quant_kernel.hpp"
 
 namespace tercet {
 namespace {
@@ -166,14 +167,16 @@ static void scan(const float* logits, std::int32_t size, float* highest, std::in
 }
 
 TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
-    static const StepKernels kFloat32{linear<Float32Linear>, pack<Float32Linear>, gather<Float32Linear>, norm<Float32Linear>,
-                                      rotate<Float32Linear>, scan,                1,                     48};
+    static const StepKernels kFloat32{
+        linear<Float32Linear>, pack<Float32Linear>, gather<Float32Linear>, norm<Float32Linear>, rotate<Float32Linear>, scan,
+        nullptr,               nullptr,             nullptr,               1,                   48};
+    static const StepKernels kBFloat16{
 #if defined(__AMX_BF16__)
-    static const StepKernels kBFloat16{linear_amx,             pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>,
-                                       rotate<BFloat16Linear>, scan,                 32,                     64};
+        linear_amx,   pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan,
+        linear_quant, pack_quant,           gather_quant,           32,                   64};
 #else
-    static const StepKernels kBFloat16{linear<BFloat16Linear>, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>,
-                                       rotate<BFloat16Linear>, scan,                 1,                      48};
+        linear<BFloat16Linear>, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan,
+        linear_quant,           pack_quant,           gather_quant,           1,                    48};
 #endif
     return dtype == Dtype::float32 ? &kFloat32 : &kBFloat16;
 }
