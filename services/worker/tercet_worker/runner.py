@@ -1,51 +1,37 @@
 """Executes step plans: state, batch, forward pass, sampling, result. One thread calls it, in the order of the plans.
 
-This file only puts the parts in order. How a plan is checked, how a batch is laid out, how attention works and how a
-token is drawn stand in ``state``, ``attention`` and ``sampling``.
+This file only puts the parts in order. How a plan is checked, how a batch is laid out, how attention works, how a
+token is drawn and what else a step yields stand in ``state``, ``attention``, ``sampling`` and ``pending.py``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from tercet_shared.wire.step import StepPlan, StepResult, empty_i32
-from tercet_worker.state.batch import InputBatch
+from tercet_shared.errors import InternalError
+from tercet_worker.pending import PendingStep
+from tercet_worker.sampling.logprobs import Scored, Scorer
+from tercet_worker.state.batch import InputBatch, PromptRows
 from tercet_worker.state.checks import PlanLimits, check_plan
+from tercet_worker.state.mirror import to_device
+from tercet_worker.state.pooling import Pooler
+from tercet_worker.state.slots import LOGPROBS, POOLING, PROMPT_LOGPROBS
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from tercet_shared.wire.step import StepPlan
     from tercet_worker.attention.interface import AttentionBackend
     from tercet_worker.models.interface import StepModel
-    from tercet_worker.sampling import Sampled, Sampler
+    from tercet_worker.sampling import GrammarSource, Sampler
+    from tercet_worker.state.batch import SampleRows
     from tercet_worker.state.slots import SlotState
 
-
-@dataclass(frozen=True, slots=True)
-class PendingStep:
-    """A step whose work was given to the device. `result` waits for it."""
-
-    plan: StepPlan
-    batch: InputBatch | None  # None: nothing was scheduled
-    sampled: Sampled | None  # None: no row samples
-
-    def result(self) -> StepResult:
-        """Waits until the tokens are on the host, and returns them in the order of the plan's rows."""
-        rows = len(self.plan.slots)
-        if self.batch is None or self.sampled is None:
-            return StepResult(self.plan.step_id, np.zeros(rows + 1, np.int32), empty_i32())
-        drawn = self.sampled.token_ids.cpu().numpy()
-        finite = self.sampled.finite.cpu().numpy()
-        tokens = np.zeros(rows, np.int32)
-        counts = np.zeros(rows, np.bool_)
-        tokens[self.batch.sample_rows] = drawn
-        counts[self.batch.sample_rows] = finite
-        offsets = np.zeros(rows + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
-        not_finite = np.sort(self.batch.sample_rows[~finite]).astype(np.int32)
-        return StepResult(self.plan.step_id, offsets, tokens[counts], not_finite)
+_PIECE = 2 * 1024 * 1024
+"""Logits of prompt tokens that exist at once: bounds the working memory to a few times 8 MiB."""
 
 
 class ModelRunner:
@@ -75,6 +61,8 @@ class ModelRunner:
         self._attention = attention
         self._state = state
         self._sampler = sampler
+        self._score = Scorer(limits.vocab_size, state.device)
+        self._pool = Pooler(state.slots, state.device)
         self._pad_to = pad_to
 
     def reset(self) -> None:
@@ -82,26 +70,94 @@ class ModelRunner:
         self._state.reset()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> PendingStep:
+    def execute(self, plan: StepPlan, grammar: GrammarSource | None = None) -> PendingStep:
         """Applies ``plan``, gives its forward pass and sampling to the device, and returns without waiting for it.
+
+        Args:
+            plan: follows the one before in the core's order.
+            grammar: gives the packed masks of the plan's gated rows. Asked for once, when all else is done; what it
+                raises is raised here. It waits as long as it must: the next step starts after all rows of this one.
 
         Raises:
             ProtocolError: the plan cannot be executed; nothing of it was applied.
             InternalError: attention refused the batch. The rows count as not computed.
         """
-        check_plan(plan, self._state, self.limits)
-        self._state.apply(plan)
+        state = self._state
+        check_plan(plan, state, self.limits)
+        if len(plan.gated) and grammar is None:
+            raise InternalError("a step with gated rows was given no source of masks")
+        state.apply(plan)
+        step = PendingStep(plan)
         if not len(plan.slots):
-            return PendingStep(plan, None, None)
-        batch = InputBatch.build(plan, self._state, block_size=self.limits.block_size, pad_to=self._pad_to)
-        self._attention.plan(batch.attention(self._state))
+            return step
+        batch = InputBatch.build(plan, state, block_size=self.limits.block_size, pad_to=self._pad_to)
+        self._attention.plan(batch.attention(state))
         hidden = self._model.forward(batch.input_ids, batch.positions, self._attention)  # [T, H]
-        sampled = self._sample(batch, hidden) if len(batch.sample_rows) else None
-        self._state.advance(plan)
-        return PendingStep(plan, batch, sampled)
+        asks = int(np.bitwise_or.reduce(state.asks[plan.slots]))
+        free, gated = batch.samples.split(plan.gated)
+        logits = self._logits(batch, hidden)
+        self._draw(step, batch.samples, logits, free, asks)
+        if asks & PROMPT_LOGPROBS:
+            step.prompt_logprobs = self._score_prompts(PromptRows.build(plan, batch, state), hidden)
+        self._draw(step, batch.samples, logits, gated, asks, grammar)
+        if asks & POOLING:
+            step.pooled = self._pool(plan, batch, state, hidden)
+        state.advance(plan)
+        return step
 
-    def _sample(self, batch: InputBatch, hidden: torch.Tensor) -> Sampled:
-        logits = self._model.logits(hidden[batch.logits_rows])  # [R, V]
-        sampled = self._sampler(logits, self._state.sampling.batch(batch.sample_slots, batch.sample_positions))
-        batch.write_sampled(self._state, sampled.token_ids)
-        return sampled
+    def _logits(self, batch: InputBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the logits ``[R, V]`` of the rows that draw."""
+        if not len(batch.samples):
+            return torch.empty((0, self.limits.vocab_size), device=hidden.device)
+        return self._model.logits(hidden[batch.logits_rows])
+
+    def _draw(
+        self,
+        step: PendingStep,
+        rows: SampleRows,
+        logits: torch.Tensor,
+        index: npt.NDArray[np.int64],
+        asks: int,
+        grammar: GrammarSource | None = None,
+    ) -> None:
+        """Draws for some ``rows``, ``index``, from ``logits [R, V]``, and notes it in ``step``."""
+        if not len(index):
+            return
+        if len(index) < len(rows):
+            rows, logits = rows.take(index), logits.index_select(0, self._there(index))
+        state, gated = self._state, step.plan.gated
+        asked = state.logprobs[rows.slots] if asks & LOGPROBS else None
+        scored = index[:0] if asked is None else np.flatnonzero(asked >= 0)
+        # A copy: the sampler writes to what it is given.
+        raw = logits.index_select(0, self._there(scored)) if len(scored) else None
+        masks = None if grammar is None else _in_order(grammar, gated, rows)
+        batch = state.sampling.batch(rows.slots, rows.positions, gated=grammar is not None)
+        sampled = self._sampler(logits, batch, masks)
+        state.write_drawn(rows, sampled.token_ids)
+        step.drawn.append((rows, sampled))
+        if raw is not None and asked is not None:
+            tokens, counts = sampled.token_ids[self._there(scored)], asked[scored]
+            scores = self._score(raw, tokens, self._alternatives(counts))
+            ones = np.ones(len(scored), np.int32)
+            step.logprobs.append(Scored(rows.plan_rows[scored], rows.positions[scored], ones, counts, [scores]))
+
+    def _score_prompts(self, rows: PromptRows, hidden: torch.Tensor) -> Scored | None:
+        """Returns the scores of prompt tokens from ``hidden [T, H]``; None where no row has any in this step."""
+        if not len(rows.plan_rows):
+            return None
+        scores, count = [], self._alternatives(rows.asked)
+        size = max(1, _PIECE // self.limits.vocab_size)
+        for places, tokens in zip(torch.split(rows.hidden_rows, size), torch.split(rows.tokens, size), strict=True):
+            scores.append(self._score(self._model.logits(hidden[places]), tokens, count))
+        return Scored(rows.plan_rows, rows.first, rows.lengths, rows.asked, scores)
+
+    def _alternatives(self, asked: npt.NDArray[np.int32]) -> int:
+        return min(int(asked.max()), self.limits.vocab_size)
+
+    def _there(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return to_device(array, self._state.device)
+
+
+def _in_order(grammar: GrammarSource, gated: npt.NDArray[np.int32], rows: SampleRows) -> GrammarSource:
+    """Returns a source of the masks in the order of ``rows``, which are the ``gated`` ones of the plan."""
+    return lambda: grammar().reshape(len(gated), -1)[np.searchsorted(gated, rows.plan_rows)]

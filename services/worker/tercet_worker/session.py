@@ -1,7 +1,8 @@
-"""One link to a core: plans in, results out, in order.
+"""One link to a core: plans and masks in, results out, in order.
 
 The event loop takes plans off the ring as they come, also while a step runs; the device thread executes them one
-after another and hands each result back to the loop, while the next plan already waits in its queue.
+after another and hands each result back to the loop, while the next plan already waits in its queue. Masks come on a
+stream of their own; a step with gated rows waits for its own on the device thread (see ``masks.py``).
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tercet_shared.errors import ProtocolError, TercetError, bounded
-from tercet_shared.wire.step import StepPlan, StepResult, decode_plan, empty_i32, encode_result
+from tercet_shared.ipc.link import Stream
+from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult, decode_from_core, empty_i32, encode_result
+from tercet_worker.masks import Masks
 
 if TYPE_CHECKING:
     from tercet_shared.ipc.link import CloseReason, FrameLink
     from tercet_worker.device_thread import DeviceThread
     from tercet_worker.runner import ModelRunner
+    from tercet_worker.sampling import GrammarSource
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ class Session:
         runner: without requests.
         device: on which the runner is used.
         depth: plans that the core may have under way at once.
+
+    A plan or mask that breaks the protocol closes the link.
     """
 
     def __init__(self, link: FrameLink, runner: ModelRunner, device: DeviceThread, depth: int) -> None:
@@ -42,6 +48,7 @@ class Session:
         self._runner = runner
         self._device = device
         self._depth = depth
+        self._masks = Masks(runner.limits.vocab_size, depth)
         self._in_flight = 0
         self._over = False
 
@@ -51,34 +58,42 @@ class Session:
 
         def on_frames(frames: list[bytes]) -> None:
             for frame in frames:
-                self._accept(decode_plan(frame), loop)
+                message = decode_from_core(frame)
+                if isinstance(message, GrammarMask):
+                    self._masks.put(message)
+                else:
+                    self._accept(message, loop)
 
         try:
-            if self._link.close_reason is None:  # a core may think better of it at once
-                self._link.on_frames(on_frames)
+            for stream in Stream:
+                if self._link.close_reason is None:  # a core may think better of it at once
+                    self._link.on_frames(on_frames, stream)
             return await self._link.wait_closed()
         finally:
             self._over = True
+            self._masks.close()
 
     def _accept(self, plan: StepPlan, loop: asyncio.AbstractEventLoop) -> None:
         if self._in_flight >= self._depth:
             raise ProtocolError(f"More than the agreed {self._depth} plans are under way.")
+        grammar = self._masks.expect(plan)
         self._in_flight += 1
         arrived = time.monotonic_ns()
 
         def step() -> None:
             if not self._over:
-                loop.call_soon_threadsafe(self._answer, self._execute(plan, arrived))
+                loop.call_soon_threadsafe(self._answer, self._execute(plan, grammar, arrived))
 
         self._device.submit(step)
 
-    def _execute(self, plan: StepPlan, arrived: int) -> StepResult:
+    def _execute(self, plan: StepPlan, grammar: GrammarSource | None, arrived: int) -> StepResult:
         """Executes one plan on the device thread. Whatever goes wrong is the step's result: later steps may be fine."""
         started = time.monotonic_ns()
         try:
-            result = self._runner.execute(plan).result()
+            result = self._runner.execute(plan, grammar).result()
         except TercetError as error:
-            logger.error("step %d failed: %s", plan.step_id, error.message)  # noqa: TRY400  # a sentence, no traceback
+            if not self._over:  # else it may have waited for a mask that cannot come any more
+                logger.error("step %d failed: %s", plan.step_id, error.message)  # noqa: TRY400  # no traceback
             result = _failed(plan, error.message)
         except Exception as error:  # a fault in one step must not end the worker; the log has it all
             logger.exception("step %d failed", plan.step_id)

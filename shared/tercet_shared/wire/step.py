@@ -409,6 +409,9 @@ def decode_result(frame: bytes | memoryview) -> StepResult:
     )
     token_offsets, token_ids = _column(offsets, "i"), _column(ids, "i")
     _check_ragged(token_offsets, token_ids, max(len(token_offsets) - 1, 0), optional=False)
+    rows, vectors = _column(pooled_rows, "i"), _column(pooled, "f")
+    if len(vectors) % len(rows) if len(rows) else len(vectors):
+        raise ProtocolError("The pooled vectors of a step result differ in length.")
     return StepResult(
         step_id=_int(step_id),
         token_offsets=token_offsets,
@@ -419,8 +422,8 @@ def decode_result(frame: bytes | memoryview) -> StepResult:
         error=str(error),
         logprobs=_decode_logprobs(lps),
         prompt_logprobs=_decode_logprobs(prompt_lps),
-        pooled_rows=_column(pooled_rows, "i"),
-        pooled=_column(pooled, "f"),
+        pooled_rows=rows,
+        pooled=vectors,
     )
 
 

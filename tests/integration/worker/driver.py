@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from tercet_shared.config import WorkerSettings, parse
+from tercet_shared.pooling import Pooling
 from tercet_shared.sampling_params import SamplingParams
 from tercet_shared.wire.step import NewSlot, NewSlots, Slot, StepPlan, StepResult, offsets_of
-from tercet_worker.runner import ModelRunner, PendingStep
+from tercet_worker.pending import PendingStep
+from tercet_worker.runner import ModelRunner
+from tercet_worker.sampling import GrammarSource
 from tercet_worker.startup import Engine, load_engine
 
 
@@ -37,6 +40,8 @@ class Request:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     sent: bool = False  # whether the worker has its state
+    pooling: Pooling = Pooling.NONE
+    vector: np.ndarray | None = None  # of a pooling request
 
     @property
     def output(self) -> list[int]:
@@ -59,10 +64,16 @@ class Driver:
         self._step = 0
 
     def start(
-        self, slot: int, prompt: list[int], params: SamplingParams = GREEDY, *, shared: list[int] | None = None
+        self,
+        slot: int,
+        prompt: list[int],
+        params: SamplingParams = GREEDY,
+        *,
+        shared: list[int] | None = None,
+        pooling: Pooling = Pooling.NONE,
     ) -> Request:
         """Puts a request into a slot; ``shared`` are whole blocks whose tokens are in the cache already."""
-        request = Request(slot, list(prompt), len(prompt), params, len(prompt), blocks=[])
+        request = Request(slot, list(prompt), len(prompt), params, len(prompt), blocks=[], pooling=pooling)
         if shared:
             request.computed = len(shared) * self.runner.limits.block_size
             request.blocks = list(shared)
@@ -80,19 +91,35 @@ class Driver:
         self.free_blocks += request.blocks
         request.blocks, request.computed, request.sent = [], 0, False
 
-    def submit(self, counts: dict[int, int]) -> tuple[StepPlan, PendingStep]:
-        """Executes one step with these tokens per slot, without reading its result."""
+    def submit(
+        self,
+        counts: dict[int, int],
+        *,
+        appended: dict[int, list[int]] | None = None,
+        gated: tuple[int, ...] = (),
+        grammar: GrammarSource | None = None,
+    ) -> tuple[StepPlan, PendingStep]:
+        """Executes one step with these tokens per slot, without reading its result.
+
+        Args:
+            counts: slot to number of tokens; tokens appended in this step are among them.
+            appended: slot to tokens that follow all known ones.
+            gated: slots that draw under ``grammar``, whose rows are in the order of ``counts``.
+            grammar: gives the mask.
+        """
+        for slot, tokens in (appended or {}).items():
+            self.requests[slot].known += len(tokens)
         size = self.runner.limits.block_size
         rows = [(self.requests[slot], count) for slot, count in counts.items()]
-        new, appended = [], []
+        new, more = [], []
         for request, count in rows:
             held = len(request.blocks) if request.sent else 0
             wanted = -(-(request.computed + count) // size)
             request.blocks += [self.free_blocks.pop() for _ in range(wanted - len(request.blocks))]
-            appended.append(request.blocks[held:])
+            more.append(request.blocks[held:])
             if not request.sent:
                 tokens = np.array(request.tokens, np.int32)
-                new.append(NewSlot(Slot(request.slot), 1, request.prompt_len, tokens, request.params))
+                new.append(NewSlot(Slot(request.slot), 1, request.prompt_len, tokens, request.params, request.pooling))
         self._step += 1
         plan = StepPlan(
             step_id=self._step,
@@ -102,28 +129,52 @@ class Driver:
             num_tokens=np.array([count for _, count in rows], np.int32),
             computed=np.array([request.computed for request, _ in rows], np.int32),
             samples=np.array([count == request.need for request, count in rows], np.bool_),
-            block_offsets=offsets_of([len(ids) for ids in appended]),
-            block_ids=np.array([block for ids in appended for block in ids], np.int32),
+            block_offsets=offsets_of([len(ids) for ids in more]),
+            block_ids=np.array([block for ids in more for block in ids], np.int32),
+            gated=np.array([row for row, slot in enumerate(counts) if slot in gated], np.int32),
         )
+        if appended:
+            runs = [appended.get(slot, []) for slot in counts]
+            plan.appended_offsets = offsets_of([len(ids) for ids in runs])
+            plan.appended_ids = np.array([token for ids in runs for token in ids], np.int32)
+        for slot, tokens in (appended or {}).items():
+            self.requests[slot].tokens += tokens
         self._freed = []
         for (request, count), samples in zip(rows, plan.samples, strict=True):
             request.computed += count
-            request.known += int(samples)
+            request.known += int(samples and request.pooling is Pooling.NONE)
             request.sent = True
-        return plan, self.runner.execute(plan)
+        return plan, self.runner.execute(plan, grammar)
 
     def land(self, plan: StepPlan, result: StepResult) -> None:
         """Gives the tokens of a step to their requests."""
         assert result.step_id == plan.step_id
         for row, slot in enumerate(plan.slots.tolist()):
             tokens = result.token_ids[result.token_offsets[row] : result.token_offsets[row + 1]].tolist()
-            assert len(tokens) == int(plan.samples[row]), "a row yields a token exactly where it samples"
-            if slot in self.requests:
-                self.requests[slot].tokens += tokens
+            request = self.requests.get(slot)
+            if request is None:
+                continue
+            draws = bool(plan.samples[row]) and request.pooling is Pooling.NONE
+            assert len(tokens) == int(draws), "a row yields a token exactly where it samples"
+            request.tokens += tokens
+        vectors = np.split(result.pooled, len(result.pooled_rows)) if len(result.pooled_rows) else []
+        for row, vector in zip(result.pooled_rows.tolist(), vectors, strict=True):
+            request = self.requests[int(plan.slots[row])]
+            assert plan.samples[row]
+            assert request.pooling is not Pooling.NONE
+            assert request.vector is None
+            request.vector = vector
 
-    def step(self, counts: dict[int, int]) -> StepResult:
-        """Executes one step and reads its result."""
-        plan, pending = self.submit(counts)
+    def step(
+        self,
+        counts: dict[int, int],
+        *,
+        appended: dict[int, list[int]] | None = None,
+        gated: tuple[int, ...] = (),
+        grammar: GrammarSource | None = None,
+    ) -> StepResult:
+        """Executes one step and reads its result. Arguments as for `submit`."""
+        plan, pending = self.submit(counts, appended=appended, gated=gated, grammar=grammar)
         result = pending.result()
         self.land(plan, result)
         return result
@@ -133,7 +184,8 @@ class Driver:
         while True:
             counts, left = {}, budget
             for slot, request in self.requests.items():
-                count = min(request.need, left) if len(request.output) < outputs else 0
+                wants = len(request.output) < outputs if request.pooling is Pooling.NONE else request.vector is None
+                count = min(request.need, left) if wants else 0
                 if count:
                     counts[slot] = count
                     left -= count

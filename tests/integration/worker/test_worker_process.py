@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,13 +18,14 @@ import pytest
 from tercet_shared.config import WorkerSettings, parse
 from tercet_shared.errors import CheckpointError, LinkError, ProtocolError
 from tercet_shared.ipc.connection import LinkConnection
-from tercet_shared.ipc.link import CloseKind, CloseReason
+from tercet_shared.ipc.link import CloseKind, CloseReason, Stream
 from tercet_shared.ipc.listener import Accepted, LinkListener, Rejected, Verdict
 from tercet_shared.lifecycle.report import Event, parse_event
 from tercet_shared.sampling_params import SamplingParams
 from tercet_shared.wire.step import (
     PROTOCOL_VERSION,
     CoreWelcome,
+    GrammarMask,
     NewSlot,
     NewSlots,
     Slot,
@@ -33,6 +35,7 @@ from tercet_shared.wire.step import (
     decode_hello,
     decode_result,
     empty_i32,
+    encode_mask,
     encode_plan,
     encode_welcome,
     offsets_of,
@@ -113,6 +116,20 @@ def plan(step: int, slot: int, count: int, computed: int, blocks: list[int], new
     )
 
 
+def gate(step: StepPlan) -> StepPlan:
+    """Has the only row of a plan draw under a mask."""
+    step.gated = np.zeros(1, np.int32)
+    return step
+
+
+def mask(step: int, *tokens: int) -> bytes:
+    """The frame of a mask for one row."""
+    words = np.zeros(384 // 32, np.uint32)
+    for token in tokens:
+        words[token // 32] |= np.uint32(1 << token % 32)
+    return encode_mask(GrammarMask(step, words))
+
+
 class Reports:
     """A reporter that tests can wait on."""
 
@@ -184,6 +201,77 @@ async def test_a_step_and_what_the_worker_says_of_itself(tmp_path: Path, worker:
         await link.close()
 
 
+async def test_gated_steps_draw_under_their_masks(tmp_path: Path, worker: Worker) -> None:
+    async with ScriptedCore(tmp_path / "w.sock").listen() as core:
+        link, _ = await core.worker()
+        # The mask of a step goes out when the step before it has been read, as the core does; or before its plan.
+        link.send(encode_plan(gate(begin(1, 2, [5, 6, 7], [30]))))
+        link.send(encode_plan(gate(plan(2, 2, 1, 3, []))))
+        link.send(mask(1, 77), Stream.MASKS)
+        assert (await core.result()).token_ids.tolist() == [77]
+        link.send(mask(2, 300, 301), Stream.MASKS)
+        second = await core.result()
+        assert second.token_ids[0] in {300, 301}
+        link.send(mask(3, 9), Stream.MASKS)
+        link.send(encode_plan(gate(plan(3, 2, 1, 4, []))))
+        assert (await core.result()).token_ids.tolist() == [9]
+        # A step that is refused takes its mask, too.
+        link.send(encode_plan(gate(plan(4, 2, 1, 99, []))))
+        link.send(mask(4, 9), Stream.MASKS)
+        assert "another number of computed tokens" in (await core.result()).error
+        # Tokens that a grammar forces follow the last drawn one.
+        forced = plan(5, 2, 3, 5, [])
+        forced.appended_offsets, forced.appended_ids = offsets_of([2]), np.array([40, 41], np.int32)
+        link.send(encode_plan(forced))
+        third = await core.result()
+        text = [5, 6, 7, 77, int(second.token_ids[0]), 9, 40, 41]
+        link.send(encode_plan(begin(6, 0, text, [4])))
+        assert (await core.result()).token_ids.tolist() == third.token_ids.tolist()
+        await link.close()
+
+
+async def test_a_mask_that_fits_no_step_ends_the_link(tmp_path: Path, worker: Worker) -> None:
+    async with ScriptedCore(tmp_path / "w.sock").listen() as core:
+        link, _ = await core.worker()
+        link.send(encode_plan(gate(begin(1, 2, [5, 6, 7], [30]))))
+        link.send(encode_mask(GrammarMask(1, np.zeros(11, np.uint32))), Stream.MASKS)
+        reason = await asyncio.wait_for(link.wait_closed(), TIMEOUT)
+        assert "The mask of step 1 has 11 words; its gated rows need 12." in reason.text
+        # The step that waited was let go: the worker is there for the next core.
+        link, _ = await core.worker()
+        link.send(encode_plan(begin(1, 2, [5, 6, 7], [30])))
+        assert len((await core.result()).token_ids) == 1
+        await link.close()
+
+
+async def test_when_the_core_goes_while_a_step_waits_for_its_mask(tmp_path: Path, worker: Worker) -> None:
+    async with ScriptedCore(tmp_path / "w.sock").listen() as core:
+        link, _ = await core.worker()
+        link.send(encode_plan(begin(1, 0, [1, 2, 3], [0])))
+        link.send(encode_plan(gate(plan(2, 0, 1, 3, []))))
+        assert (await core.result()).step_id == 1
+        await link.close("the core stops")
+        link, _ = await core.worker()
+        link.send(encode_plan(begin(1, 0, [1, 2, 3], [0])))
+        assert not (await core.result()).error
+        await link.close()
+
+
+async def test_stopping_while_a_step_waits_for_its_mask(tmp_path: Path, worker: Worker) -> None:
+    task, _, stop = worker
+    async with ScriptedCore(tmp_path / "w.sock").listen() as core:
+        link, _ = await core.worker()
+        link.send(encode_plan(begin(1, 0, [1, 2, 3], [0])))
+        link.send(encode_plan(gate(plan(2, 0, 1, 3, []))))
+        assert (await core.result()).step_id == 1
+        stop.set()
+        await asyncio.wait_for(task, TIMEOUT)
+        for thread in threading.enumerate():
+            if thread.name == "device":
+                thread.join(TIMEOUT)
+                assert not thread.is_alive()
+
+
 async def test_a_bad_plan_is_an_error_of_its_step_only(tmp_path: Path, worker: Worker) -> None:
     async with ScriptedCore(tmp_path / "w.sock").listen() as core:
         link, _ = await core.worker()
@@ -228,14 +316,14 @@ async def test_rows_that_are_not_finite_are_told_and_the_others_go_on(
             1, empty_i32(), NewSlots.build(rows), np.arange(3, dtype=np.int32), np.full(3, 2, np.int32),
             np.zeros(3, np.int32), np.ones(3, np.bool_), offsets_of([1, 1, 1]), np.array([5, 6, 7], np.int32),
         )  # fmt: skip
-        original = runner_module.ModelRunner._sample
+        original = runner_module.ModelRunner._logits
 
         def poisoned(self: Any, batch: Any, hidden: Any) -> Any:
             hidden[batch.logits_rows[1]] = float("nan")
             return original(self, batch, hidden)
 
         with monkeypatch.context() as patch:
-            patch.setattr(runner_module.ModelRunner, "_sample", poisoned)
+            patch.setattr(runner_module.ModelRunner, "_logits", poisoned)
             link.send(encode_plan(both))
             result = await core.result()
         assert result.not_finite.tolist() == [1]

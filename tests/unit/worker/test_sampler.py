@@ -2,80 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet_shared.sampling_params import SamplingParams
-from tercet_shared.wire.step import NewSlot, NewSlots, Slot
-from tercet_worker.sampling import Sampled, Sampler, SamplingTable
-from tercet_worker.sampling.noise import RowKeys, gumbel
-
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row to sample."""
-
-    params: SamplingParams
-    prompt_len: int = 4
-    position: int = 9
-
-
-def draw(logits: npt.NDArray[np.float32], rows: list[Row], *, first_candidates: int | None = None) -> list[int]:
-    """Returns what the sampler draws for ``logits [R, V]``."""
-    return sample(logits, rows, first_candidates=first_candidates).token_ids.tolist()
-
-
-def sample(logits: npt.NDArray[np.float32], rows: list[Row], *, first_candidates: int | None = None) -> Sampled:
-    """Runs the sampler on a copy of ``logits``, each row in a slot of its own."""
-    table = SamplingTable(len(rows) + 2, CPU)
-    slots = np.arange(len(rows))[::-1] + 2
-    table.put(
-        NewSlots.build(
-            [
-                NewSlot(Slot(int(slot)), 1, row.prompt_len, np.zeros(row.prompt_len, np.int32), row.params)
-                for slot, row in zip(slots, rows, strict=True)
-            ]
-        )
-    )
-    sampler = Sampler(logits.shape[1], CPU)
-    if first_candidates is not None:
-        sampler._first_candidates = first_candidates
-    batch = table.batch(slots.astype(np.int64), np.array([row.position for row in rows], np.int32))
-    return sampler(torch.from_numpy(logits.copy()), batch)
-
-
-def reference(logits: npt.NDArray[np.float32], row: Row) -> int:
-    """The order of the contract, spelled out for one row."""
-    params = row.params
-    values = logits.astype(np.float64)
-    if row.position < row.prompt_len + params.min_tokens:
-        values[list(params.eos_token_ids + params.stop_token_ids)] = -np.inf
-    if params.temperature == 0:
-        return int(np.argmax(values))
-    values = values / params.temperature
-    order = sorted(range(len(values)), key=lambda token: (-values[token], token))
-    kept = order[: params.top_k] if params.top_k else order
-    weights = np.exp(values[kept] - values[kept[0]])
-    probabilities = weights / weights.sum()
-    if params.top_p < 1:
-        before = np.cumsum(probabilities) - probabilities
-        kept = [token for token, reached in zip(kept, before, strict=True) if reached < np.float32(params.top_p)]
-    best = values[kept[0]]
-    floor = np.log(params.min_p) if params.min_p else -np.inf
-    kept = [token for token in kept if values[token] - best >= floor]
-    halves = torch.from_numpy(np.array([params.seed], np.uint64).view(np.int32).copy())
-    keys = RowKeys.of(halves[:1], halves[1:], torch.tensor([row.position], dtype=torch.int32))
-    noise = gumbel(keys, torch.tensor(sorted(kept), dtype=torch.int32))[0].numpy()
-    return sorted(kept)[int(np.argmax(values[sorted(kept)] + noise))]
-
+from tests.unit.worker.sampling_cases import Row, draw, reference, sample
 
 ROWS = st.builds(
     Row,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tercet_shared.sampling_params import SamplingParams
 from tercet_shared.wire.step import NewSlot, NewSlots, Slot, StepPlan, empty_i32, offsets_of
 from tercet_worker.state.batch import InputBatch
-from tercet_worker.state.mirror import MirroredTable, ragged_index
+from tercet_worker.state.mirror import MirroredTable, RaggedTable, ragged_index
 from tercet_worker.state.slots import SlotState
 
 CPU = torch.device("cpu")
@@ -73,9 +73,9 @@ def test_known_answer_of_a_mixed_step() -> None:
     assert batch.slot_mapping[2:300].tolist() == [60 * 16 + position for position in range(298)]
     assert batch.slot_mapping[300:].tolist() == [-1] * 4
     assert batch.logits_rows.tolist() == [0, 1, 299]
-    assert batch.sample_rows.tolist() == [1, 2, 0]
-    assert batch.sample_slots.tolist() == [3, 2, 1]
-    assert batch.sample_positions.tolist() == [541, 130, 298]
+    assert batch.samples.plan_rows.tolist() == [1, 2, 0]
+    assert batch.samples.slots.tolist() == [3, 2, 1]
+    assert batch.samples.positions.tolist() == [541, 130, 298]
     assert {batch.input_ids.dtype, batch.seq_lens.dtype, batch.query_start_loc.dtype, batch.slots.dtype} == {
         torch.int32
     }
@@ -87,7 +87,7 @@ def test_the_sampled_token_is_the_input_of_the_next_step() -> None:
     first = plan_of([(5, 3, 0, True, [7]), (4, 2, 0, False, [8])], new=[new_slot(5, [1, 2, 3]), new_slot(4, [4, 5, 6])])
     state.apply(first)
     batch = InputBatch.build(first, state, block_size=BLOCK)
-    batch.write_sampled(state, torch.tensor([99]))
+    state.write_drawn(batch.samples, torch.tensor([99]))
     state.advance(first)
     assert state.known[[5, 4]].tolist() == [4, 3]
     assert state.computed[[5, 4]].tolist() == [3, 2]
@@ -121,6 +121,18 @@ def test_ragged_index_is_the_double_loop(counts: list[int]) -> None:
     row, place = ragged_index(np.array(counts, np.int32))
     pairs = list(zip(row.tolist(), place.tolist(), strict=True))
     assert pairs == [(index, number) for index, count in enumerate(counts) for number in range(count)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=4)), max_size=8))
+def test_a_ragged_table_holds_what_was_put_last(puts: list[tuple[int, list[int]]]) -> None:
+    table, expected = RaggedTable(4, 4), {row: [] for row in range(4)}
+    for row, values in puts:
+        table.put(np.array([row]), np.array([0, len(values)]), np.array(values, np.int32))
+        expected[row] = values
+    row, values = table.gather(np.array([2, 0, 3]))
+    assert list(zip(row.tolist(), values.tolist(), strict=True)) == [
+        (place, value) for place, row in enumerate((2, 0, 3)) for value in expected[row]
+    ]
 
 
 def test_the_copy_on_another_device_follows_the_host() -> None:

@@ -1,6 +1,6 @@
 """Sampling parameters of all slots as columns, and the rows of them that one step needs.
 
-Legend: R rows that sample in a step, C columns, M masked (row, token) pairs.
+Legend: R rows that sample in a step, C columns.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tercet_shared.sampling_params import MAX_STOP_TOKEN_IDS
+from tercet_worker.sampling.change_table import ChangeTable, DrawRows
 from tercet_worker.sampling.noise import RowKeys
-from tercet_worker.state.mirror import MirroredTable, ragged_index, to_device
+from tercet_worker.state.mirror import MirroredTable, to_device
 
 if TYPE_CHECKING:
     from tercet_shared.wire.step import NewSlots
+    from tercet_worker.sampling.changes import Changes
 
 _TEMPERATURE, _TOP_P, _LOG_MIN_P, _FLOATS = 0, 1, 2, 3  # float32 bits
-_TOP_K, _SEED_LOW, _SEED_HIGH, _MIN_LEN, _NUM_STOPS, _COLUMNS = 3, 4, 5, 6, 7, 8  # int32
+_TOP_K, _SEED_LOW, _SEED_HIGH, _MIN_LEN, _ASKS, _COLUMNS = 3, 4, 5, 6, 7, 8  # int32
+_DRAWS = 1 << 16
+"""In the column of what a slot asks for, beside the bits of `ChangeTable`: it is not greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,7 @@ class SamplingBatch:
     keys: RowKeys  # of (seed, position)
     plain_rows: torch.Tensor  # int64; rows that draw without top-k and top-p
     truncated_rows: torch.Tensor  # int64; rows that draw with top-k or top-p
-    masked_rows: torch.Tensor  # int64 [M]
-    masked_ids: torch.Tensor  # int64 [M]; tokens that may not be drawn
+    changes: Changes | None  # of the logits, before temperature
     largest_top_k: int  # of all rows; 0 where none uses it
     any_min_p: bool
 
@@ -50,14 +52,13 @@ class SamplingTable:
     """Sampling parameters by slot: a host copy for decisions and one on the device for the sampler.
 
     Args:
-        slots: rows.
-        device: where the sampler runs.
+        tokens: the token buffer of all slots, int32 ``[slots, longest]``, on the device of the sampler.
     """
 
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self._device = device
-        self._table = MirroredTable(slots, _COLUMNS, device)
-        self._stops = np.zeros((slots, MAX_STOP_TOKEN_IDS), np.int32)
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self._device = tokens.device
+        self._table = MirroredTable(len(tokens), _COLUMNS, tokens.device)
+        self._changes = ChangeTable(tokens)
 
     def put(self, new: NewSlots) -> None:
         """Replaces the rows of ``new.slots``."""
@@ -71,23 +72,23 @@ class SamplingTable:
         halves = np.ascontiguousarray(new.seed, "<u8").view(np.int32).reshape(-1, 2)
         rows[:, _SEED_LOW : _SEED_HIGH + 1] = halves
         rows[:, _MIN_LEN] = new.min_len
-        counts = np.diff(new.stop_offsets)
-        rows[:, _NUM_STOPS] = counts
+        rows[:, _ASKS] = self._changes.put(new) | np.where(new.temperature > 0, _DRAWS, 0)
         self._table.put(new.slots, rows)
-        row, column = ragged_index(counts)
-        self._stops[new.slots[row], column] = new.stop_ids
 
-    def batch(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int32]) -> SamplingBatch:
-        """Returns the rows of ``slots [R]``, which draw the tokens at ``positions [R]`` of prompt + output."""
+    def batch(
+        self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int32], *, gated: bool = False
+    ) -> SamplingBatch:
+        """Returns the rows of ``slots [R]``, which draw the tokens at ``positions [R]`` of prompt + output.
+
+        With ``gated``, all of them draw under a grammar's mask.
+        """
         host = self._table.host[slots]  # [R, C]
-        floats = host.view(np.float32)
-        draws = floats[:, _TEMPERATURE] > 0
-        if not draws.any() and (positions >= host[:, _MIN_LEN]).all():
+        asks, stopless = host[:, _ASKS], positions < host[:, _MIN_LEN]
+        if not (asks.any() or stopless.any() or gated):
             return _greedy(len(slots), self._device)
+        floats = host.view(np.float32)
+        draws = asks & _DRAWS > 0
         truncates = draws & ((host[:, _TOP_K] > 0) | (floats[:, _TOP_P] < 1))
-        counts = np.where(positions < host[:, _MIN_LEN], host[:, _NUM_STOPS], 0)
-        masked_rows, column = ragged_index(counts)
-        masked_ids = self._stops[slots[masked_rows], column].astype(np.int64)
         device = self._device
         table = self._table.device[to_device(slots, device)]
         as_float = table[:, :_FLOATS].contiguous().view(torch.float32)
@@ -100,16 +101,15 @@ class SamplingTable:
             keys=RowKeys.of(table[:, _SEED_LOW], table[:, _SEED_HIGH], place),
             plain_rows=to_device(np.flatnonzero(draws & ~truncates), device),
             truncated_rows=to_device(np.flatnonzero(truncates), device),
-            masked_rows=to_device(masked_rows, device),
-            masked_ids=to_device(masked_ids, device),
+            changes=self._changes.changes(DrawRows(slots, positions, asks & ~_DRAWS, stopless), gated=gated),
             largest_top_k=int(host[truncates, _TOP_K].max(initial=0)),
             any_min_p=bool((floats[draws, _LOG_MIN_P] > -np.inf).any()),
         )
 
 
 def _greedy(rows: int, device: torch.device) -> SamplingBatch:
-    """Returns a batch in which no row draws and none is masked: the usual case, whose step must not wait for more."""
+    """Returns a batch in which no row draws and none is changed: the usual case, whose step must not wait for more."""
     words = torch.zeros(rows, dtype=torch.int32, device=device)
     zeros = words.view(torch.float32)
     none = torch.empty(0, dtype=torch.int64, device=device)
-    return SamplingBatch(zeros, zeros, zeros, words, RowKeys(words, words), none, none, none, none, 0, any_min_p=False)
+    return SamplingBatch(zeros, zeros, zeros, words, RowKeys(words, words), none, none, None, 0, any_min_p=False)

@@ -2,8 +2,12 @@
 
 ::
 
-    raw logits → finite? → (logit bias, penalties: later) → min-tokens mask → (grammar mask: later)
+    raw logits → finite? → logit bias, allowed tokens, bad words → penalties → min-tokens mask → grammar mask
     → temperature → top-k → top-p → min-p → draw by Gumbel-max
+
+(Tokens that may not be drawn are all taken out together, behind the penalties: an excluded token is excluded whatever
+its logit is, and what of the exclusions holds where they would leave nothing is decided over all of them. See
+`Restrictions`.)
 
 Every step acts on each row by itself, and what is kept is defined without reference to how a sort breaks ties: tokens
 are ordered by logit, then by lower id. So a row draws the same token alone and in any batch.
@@ -17,11 +21,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from tercet_worker.sampling.changes import GrammarSource, unpack
 from tercet_worker.sampling.noise import RowKeys, gumbel
+from tercet_worker.sampling.order import best_in_order
+from tercet_worker.state.mirror import to_device
 
 if TYPE_CHECKING:
+    from tercet_worker.sampling.changes import Changes
     from tercet_worker.sampling.params import SamplingBatch
 
 _PIECE = 2 * 1024 * 1024
@@ -62,20 +71,42 @@ class Sampler:
         self._vocab_size = vocab_size
         self._ids = torch.arange(vocab_size, dtype=torch.int32, device=device)  # [V]
         self._rows_at_once = max(1, _PIECE // vocab_size)
+        self._counts: torch.Tensor | None = None  # float32 [rows at once, V] of zeros, once penalties were asked for
         # Asking the device how far it got costs a wait there; ordering everything does not.
         self._first_candidates = _FEW if device.type == "cpu" else vocab_size
 
-    def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> Sampled:
-        """Returns a token per row of ``logits [R, V]``, float32; they are overwritten."""
+    def __call__(self, logits: torch.Tensor, batch: SamplingBatch, grammar: GrammarSource | None = None) -> Sampled:
+        """Returns a token per row of ``logits [R, V]``, float32 and contiguous; they are overwritten.
+
+        Args:
+            logits: raw.
+            batch: the rows' parameters; made with ``gated`` where there is a grammar.
+            grammar: gives the packed masks of all rows; asked when everything that needs no mask is done.
+        """
         highest, tokens, finite = self._scan(logits)
-        if len(batch.masked_rows):
-            logits[batch.masked_rows, batch.masked_ids] = -torch.inf
-            highest, tokens = logits.max(dim=1)
+        if batch.changes is not None:
+            self._change_(logits, batch.changes, grammar)
+            best = logits.index_select(0, batch.changes.rows).max(dim=1)
+            highest[batch.changes.rows], tokens[batch.changes.rows] = best.values, best.indices
         for rows in _pieces(batch.plain_rows, self._rows_at_once):
             tokens[rows] = self._draw_from_all(logits, highest, batch, rows)
         for rows in _pieces(batch.truncated_rows, self._rows_at_once):
             tokens[rows] = self._draw_from_best(logits, highest, batch, rows)
         return Sampled(tokens.masked_fill_(~finite, 0), finite)
+
+    def _change_(self, logits: torch.Tensor, changes: Changes, grammar: GrammarSource | None) -> None:
+        if changes.bias is not None:
+            changes.bias.apply_(logits)
+        if changes.penalties is not None:
+            if self._counts is None:
+                self._counts = torch.zeros((self._rows_at_once, self._vocab_size), device=logits.device)
+            changes.penalties.apply_(logits, self._counts)
+        if changes.restrictions is not None:
+            forbidden = None
+            if grammar is not None:
+                words = to_device(grammar().view(np.uint8), logits.device)
+                forbidden = unpack(words.view(len(logits), -1), self._vocab_size)
+            changes.restrictions.apply_(logits, forbidden)
 
     def _draw_from_all(
         self, logits: torch.Tensor, highest: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
@@ -111,7 +142,7 @@ class Sampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draws from at most ``count`` candidates; also says where no token beyond them would be kept."""
         count = min(count, self._vocab_size)
-        ids, values = self._in_order(scaled, count)  # [R, K] each
+        ids, values = best_in_order(scaled, count, self._ids)  # [R, K] each
         rank = torch.arange(count, device=scaled.device)
         kept_by_k = (limits.top_k == 0) | (rank < limits.top_k)
         weights = torch.exp(values.to(torch.float64))
@@ -129,18 +160,6 @@ class Sampler:
         tokens = ids.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1)
         has_k = (limits.top_k > 0) & (limits.top_k <= count)
         return tokens, (has_k | (reached[:, -1:] >= wanted)).squeeze(1)
-
-    def _in_order(self, scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ids (int64) and values of the ``count`` best tokens: by value, and by lower id among equals.
-
-        A key of 64 bits holds both: the float's bits, made monotone as an integer, over the id counted backwards.
-        """
-        bits = scaled.view(torch.int32)
-        monotone = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # the shift copies the sign: negative floats are turned around
-        order = (monotone.to(torch.int64) << 32) | (self._vocab_size - 1 - self._ids)
-        best = order.topk(count, dim=1).values
-        ids = self._vocab_size - 1 - (best & 0xFFFFFFFF)
-        return ids, scaled.gather(1, ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,34 @@ import numpy.typing as npt
 import torch
 
 from tercet_worker.attention.interface import PADDING, AttentionBatch
-from tercet_worker.state.mirror import to_device
+from tercet_worker.state.mirror import ragged_index, to_device
 
 if TYPE_CHECKING:
     from tercet_shared.wire.step import StepPlan
     from tercet_worker.state.slots import SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Rows that draw a token, in batch order; on the host."""
+
+    plan_rows: npt.NDArray[np.int64]  # [R] row of the plan
+    slots: npt.NDArray[np.int64]  # [R]
+    positions: npt.NDArray[np.int32]  # [R] where in prompt + output the token will stand
+
+    def __len__(self) -> int:
+        return len(self.plan_rows)
+
+    def take(self, index: npt.NDArray[np.int64]) -> SampleRows:
+        """Returns some of the rows."""
+        return SampleRows(self.plan_rows[index], self.slots[index], self.positions[index])
+
+    def split(self, gated: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the places of those rows that are not, and of those that are among ``gated``, rows of the plan."""
+        if not len(gated):
+            return np.arange(len(self)), np.zeros(0, np.int64)
+        found = np.isin(self.plan_rows, gated)
+        return np.flatnonzero(~found), np.flatnonzero(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +59,9 @@ class InputBatch:
     slots: torch.Tensor  # int32 [S]
     slot_mapping: torch.Tensor  # int64 [T] block id · block size + offset where the token's KV goes; PADDING in padding
     max_query_len: int  # tokens of the longest row
-    # Rows that sample, in batch order.
-    sample_rows: npt.NDArray[np.int64]  # [R] row of the plan
-    sample_slots: npt.NDArray[np.int64]  # [R]
-    sample_positions: npt.NDArray[np.int32]  # [R] where in prompt + output the sampled token will stand
-    logits_rows: torch.Tensor  # int64 [R] row of the hidden states
+    starts: npt.NDArray[np.int32]  # [S + 1] query_start_loc on the host
+    samples: SampleRows
+    logits_rows: torch.Tensor  # int64 [R] row of the hidden states from which each of them draws
 
     @classmethod
     def build(cls, plan: StepPlan, state: SlotState, *, block_size: int, pad_to: int = 1) -> InputBatch:
@@ -65,7 +86,7 @@ class InputBatch:
         positions[:total] = np.arange(total) + np.repeat(computed.astype(np.int64) - starts[:-1], counts)
         token_slots = np.zeros(padded, np.int64)
         token_slots[:total] = np.repeat(slots, counts)
-        samples = np.flatnonzero(plan.samples[order])
+        samples = np.flatnonzero(state.draws(plan)[order])
 
         place = to_device(positions, device)
         owner = to_device(token_slots, device)
@@ -85,9 +106,8 @@ class InputBatch:
             slots=to_device(slots.astype(np.int32), device),
             slot_mapping=slot_mapping,
             max_query_len=int(counts.max()),
-            sample_rows=order[samples],
-            sample_slots=slots[samples].astype(np.int64),
-            sample_positions=ends[samples].astype(np.int32),
+            starts=starts,
+            samples=SampleRows(order[samples], slots[samples].astype(np.int64), ends[samples].astype(np.int32)),
             logits_rows=to_device(starts[1:][samples].astype(np.int64) - 1, device),
         )
 
@@ -103,7 +123,35 @@ class InputBatch:
             num_tokens=self.input_ids.shape[0],
         )
 
-    def write_sampled(self, state: SlotState, token_ids: torch.Tensor) -> None:
-        """Puts the sampled tokens ``[R]`` behind their requests' others, where the next step finds them."""
-        flat = self.sample_slots * state.max_model_len + self.sample_positions
-        state.tokens.view(-1).index_copy_(0, to_device(flat, state.device), token_ids.to(torch.int32))
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows that compute prompt tokens whose successors are to be scored: l rows, t such tokens, in batch order."""
+
+    plan_rows: npt.NDArray[np.int64]  # [l]
+    first: npt.NDArray[np.int32]  # [l] place of the first successor in the prompt
+    lengths: npt.NDArray[np.int32]  # [l] successors in this step
+    asked: npt.NDArray[np.int32]  # [l] alternatives to find
+    hidden_rows: torch.Tensor  # int64 [t] row of the hidden states that a successor follows
+    tokens: torch.Tensor  # int64 [t] the successors
+
+    @classmethod
+    def build(cls, plan: StepPlan, batch: InputBatch, state: SlotState) -> PromptRows:
+        """Returns the rows of an applied plan whose slots ask for it."""
+        slots = plan.slots[batch.plan_rows].astype(np.int64)
+        asked = state.prompt_logprobs[slots]
+        first = plan.computed[batch.plan_rows] + 1
+        ends = first + plan.num_tokens[batch.plan_rows]
+        lengths = np.minimum(ends, state.prompt_lens[slots]) - first
+        rows = np.flatnonzero((asked >= 0) & (lengths > 0))
+        owner, place = ragged_index(lengths[rows])
+        flat = slots[rows][owner] * state.max_model_len + first[rows][owner] + place
+        tokens = state.tokens.view(-1).index_select(0, to_device(flat, state.device))
+        return cls(
+            plan_rows=batch.plan_rows[rows],
+            first=first[rows],
+            lengths=lengths[rows],
+            asked=asked[rows],
+            hidden_rows=to_device(batch.starts[:-1][rows][owner] + place, state.device),
+            tokens=tokens.to(torch.int64),
+        )

@@ -31,6 +31,38 @@ def ragged_index(counts: npt.NDArray[Any]) -> tuple[I64, I64]:
     return rows, np.arange(len(rows)) - starts[rows]
 
 
+class RaggedTable:
+    """Up to ``width`` values per row, on the host. Memory is taken when it is first written to.
+
+    Args:
+        rows: number of rows.
+        width: most values of a row.
+        dtype: of the values.
+    """
+
+    def __init__(self, rows: int, width: int, dtype: type[np.generic] = np.int32) -> None:
+        self.lengths: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        self._values: npt.NDArray[Any] = np.empty((rows, width), dtype)
+
+    def put(self, index: npt.NDArray[Any], offsets: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        """Replaces rows ``index [N]`` by the runs of ``values`` between ``offsets [N + 1]``."""
+        counts = np.diff(offsets)
+        self.lengths[index] = counts
+        if len(values):
+            row, column = ragged_index(counts)
+            self._values[index[row], column] = values
+
+    def gather(self, index: npt.NDArray[Any]) -> tuple[I64, npt.NDArray[Any]]:
+        """Returns the values of rows ``index [N]`` end to end, and for each which of the N it belongs to."""
+        row, column = ragged_index(self.lengths[index])
+        return row, self._values[index[row], column]
+
+    def at(self, index: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Returns single values."""
+        found: npt.NDArray[Any] = self._values[index, column]
+        return found
+
+
 class MirroredTable:
     """int32 rows on the host and the same on the device; on the CPU both are one memory.
 

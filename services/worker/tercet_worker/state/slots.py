@@ -15,15 +15,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tercet_shared.pooling import Pooling
 from tercet_worker.sampling.params import SamplingTable
 from tercet_worker.state.mirror import ragged_index, to_device
 
 if TYPE_CHECKING:
     from tercet_shared.wire.step import NewSlots, StepPlan
+    from tercet_worker.state.batch import SampleRows
 
 UNKNOWN = -1
 """Computed tokens of a slot that was filled but not scheduled yet: its first plan says where it begins (prefix
 cache)."""
+
+LOGPROBS, PROMPT_LOGPROBS, POOLING = 1, 2, 4
+"""What a slot asks for beside tokens: bits of `SlotState.asks`."""
 
 
 class SlotState:
@@ -49,28 +54,45 @@ class SlotState:
         self.known: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # tokens in the buffer, sampled ones included
         self.computed: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # tokens whose KV is written, or UNKNOWN
         self.blocks: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # entries of the block table
+        self.prompt_lens: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
+        self.asks: npt.NDArray[np.int8] = np.zeros(slots, np.int8)  # LOGPROBS | PROMPT_LOGPROBS | POOLING
+        self.logprobs: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # alternatives per output token; -1: none
+        self.prompt_logprobs: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # the same for prompt tokens
+        self.pooling: npt.NDArray[np.int8] = np.zeros(slots, np.int8)  # `Pooling`
         self.tokens: torch.Tensor = torch.empty((slots, max_model_len), dtype=torch.int32, device=device)
         self.block_tables: torch.Tensor = torch.empty((slots, self.max_blocks), dtype=torch.int32, device=device)
-        self.sampling = SamplingTable(slots, device)
+        self.sampling = SamplingTable(self.tokens)
 
     def reset(self) -> None:
         """Forgets every request."""
         self.occupied[:] = False
 
     def apply(self, plan: StepPlan) -> None:
-        """Applies what a checked plan changes: freed slots, new slots, new block ids."""
+        """Applies what a checked plan changes: freed slots, new slots, appended tokens, new block ids."""
         self.occupied[plan.freed] = False
         if len(plan.new):
             self._fill(plan.new)
+        if len(plan.appended_ids):
+            self._append_tokens(plan)
         if len(plan.block_ids):
             self._append_blocks(plan)
         # Slots that begin: where depends on what the core found in its prefix cache.
         self.computed[plan.slots] = plan.computed
 
     def advance(self, plan: StepPlan) -> None:
-        """Takes note that the step's tokens are computed and that its sampling rows have one token more."""
+        """Takes note that the step's tokens are computed and that the rows that drew have one token more."""
         self.computed[plan.slots] = plan.computed + plan.num_tokens
-        self.known[plan.slots] += plan.samples
+        self.known[plan.slots] += self.draws(plan)
+
+    def draws(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
+        """Returns which rows of an applied plan draw a token: those that sample and are not to be pooled."""
+        drawing: npt.NDArray[np.bool_] = plan.samples & (self.pooling[plan.slots] == Pooling.NONE)
+        return drawing
+
+    def write_drawn(self, rows: SampleRows, token_ids: torch.Tensor) -> None:
+        """Puts the drawn tokens ``[R]`` behind their requests' others, where the next step finds them."""
+        flat = rows.slots * self.max_model_len + rows.positions
+        self.tokens.view(-1).index_copy_(0, to_device(flat, self.device), token_ids.to(torch.int32))
 
     def _fill(self, new: NewSlots) -> None:
         counts = np.diff(new.token_offsets)
@@ -79,9 +101,25 @@ class SlotState:
         self.known[new.slots] = counts
         self.computed[new.slots] = UNKNOWN
         self.blocks[new.slots] = 0
+        self.prompt_lens[new.slots] = new.prompt_lens
+        self.logprobs[new.slots] = new.logprobs
+        self.prompt_logprobs[new.slots] = new.prompt_logprobs
+        self.pooling[new.slots] = new.pooling
+        self.asks[new.slots] = (
+            (new.logprobs >= 0) * LOGPROBS
+            | (new.prompt_logprobs >= 0) * PROMPT_LOGPROBS
+            | (new.pooling != Pooling.NONE) * POOLING
+        )
         self.sampling.put(new)
         row, column = ragged_index(counts)
         self._write(self.tokens, new.slots[row].astype(np.int64), column, new.token_ids)
+
+    def _append_tokens(self, plan: StepPlan) -> None:
+        counts = np.diff(plan.appended_offsets)
+        row, column = ragged_index(counts)
+        slots = plan.slots[row].astype(np.int64)
+        self._write(self.tokens, slots, column + self.known[slots], plan.appended_ids)
+        self.known[plan.slots] += counts
 
     def _append_blocks(self, plan: StepPlan) -> None:
         counts = np.diff(plan.block_offsets)

@@ -1,0 +1,58 @@
+"""A step whose work was given to the device, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tercet_shared.wire.step import StepResult
+from tercet_worker.sampling.logprobs import Scored, columns
+
+if TYPE_CHECKING:
+    from tercet_shared.wire.step import StepPlan
+    from tercet_worker.sampling import Sampled
+    from tercet_worker.state.batch import SampleRows
+    from tercet_worker.state.pooling import Pooled
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """A step whose work was given to the device. `result` waits for it."""
+
+    plan: StepPlan
+    drawn: list[tuple[SampleRows, Sampled]] = field(default_factory=list)
+    logprobs: list[Scored] = field(default_factory=list)  # of drawn tokens
+    prompt_logprobs: Scored | None = None
+    pooled: Pooled | None = None
+
+    def result(self) -> StepResult:
+        """Waits until everything is on the host, and returns it in the order of the plan's rows."""
+        rows = len(self.plan.slots)
+        tokens = np.zeros(rows, np.int32)
+        yields = np.zeros(rows, np.bool_)
+        broken = np.zeros(rows, np.bool_)
+        for drawn, sampled in self.drawn:
+            tokens[drawn.plan_rows] = sampled.token_ids.cpu().numpy()
+            yields[drawn.plan_rows] = True
+            broken[drawn.plan_rows] = ~sampled.finite.cpu().numpy()
+        if self.prompt_logprobs is not None:
+            broken[self.prompt_logprobs.broken()] = True
+        if self.pooled is not None:
+            broken[self.pooled.plan_rows[~self.pooled.vectors.isfinite().all(dim=1).cpu().numpy()]] = True
+        yields &= ~broken
+        offsets = np.zeros(rows + 1, np.int32)
+        np.cumsum(yields, out=offsets[1:])
+        not_finite = np.flatnonzero(broken)
+        result = StepResult(self.plan.step_id, offsets, tokens[yields], not_finite.astype(np.int32))
+        if self.logprobs:
+            result.logprobs = columns(self.logprobs, not_finite)
+        if self.prompt_logprobs is not None:
+            result.prompt_logprobs = columns([self.prompt_logprobs], not_finite)
+        if self.pooled is not None:
+            order = np.argsort(self.pooled.plan_rows)
+            order = order[~broken[self.pooled.plan_rows[order]]]
+            result.pooled_rows = self.pooled.plan_rows[order].astype(np.int32)
+            result.pooled = self.pooled.vectors.cpu().numpy()[order].reshape(-1)
+        return result
