@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from tercet_shared.errors import InternalError
+from tercet_worker.kernels.decode_abi import DecodeOutcome
 from tercet_worker.pending import PendingStep
 from tercet_worker.sampling.logprobs import Scored, Scorer
-from tercet_worker.state.batch import InputBatch, PromptRows
+from tercet_worker.state.batch import InputBatch, PromptRows, SampleRows
 from tercet_worker.state.checks import PlanLimits, check_plan
 from tercet_worker.state.mirror import to_device
 from tercet_worker.state.pooling import Pooler
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from tercet_shared.wire.step import StepPlan
     from tercet_worker.attention.interface import AttentionBackend
     from tercet_worker.models.interface import StepModel
+    from tercet_worker.program.decode import DecodeSteps
     from tercet_worker.sampling import GrammarSource, Sampler
-    from tercet_worker.state.batch import SampleRows
     from tercet_worker.state.slots import SlotState
 
 _PIECE = 2 * 1024 * 1024
@@ -43,6 +44,7 @@ class ModelRunner:
         state: of the slots.
         sampler: for the model's vocabulary.
         limits: that plans must keep to.
+        decode: executes plain decode steps in one call, for the same model, attention and state.
         pad_to: step sizes are rounded up to a multiple of this many tokens.
     """
 
@@ -54,6 +56,7 @@ class ModelRunner:
         sampler: Sampler,
         limits: PlanLimits,
         *,
+        decode: DecodeSteps | None = None,
         pad_to: int = 1,
     ) -> None:
         self.limits = limits
@@ -63,6 +66,7 @@ class ModelRunner:
         self._sampler = sampler
         self._score = Scorer(limits.vocab_size, state.device)
         self._pool = Pooler(state.slots, state.device)
+        self._decode = decode
         self._pad_to = pad_to
 
     def reset(self) -> None:
@@ -82,6 +86,8 @@ class ModelRunner:
             ProtocolError: the plan cannot be executed; nothing of it was applied.
             InternalError: attention refused the batch. The rows count as not computed.
         """
+        if self._decode is not None and (done := self._decode_step(self._decode, plan)) is not None:
+            return done
         state = self._state
         check_plan(plan, state, self.limits)
         if len(plan.gated) and grammar is None:
@@ -103,6 +109,21 @@ class ModelRunner:
         if asks & POOLING:
             step.pooled = self._pool(plan, batch, state, hidden)
         state.advance(plan)
+        return step
+
+    def _decode_step(self, decode: DecodeSteps, plan: StepPlan) -> PendingStep | None:
+        """Executes ``plan`` in one call, or returns None: it is no plain decode step, or not a sound one."""
+        outcome = decode.run(plan)
+        if outcome is DecodeOutcome.NOT_PLAIN:
+            return None
+        step = PendingStep(plan)
+        if outcome is DecodeOutcome.DRAWN:
+            step.finished = decode.result(plan)
+            return step
+        every = np.arange(len(plan.slots))
+        rows = SampleRows(every, plan.slots.astype(np.int64), plan.computed + np.int32(1))
+        self._draw(step, rows, decode.logits[: len(every)], every, asks=0)
+        self._state.advance(plan)
         return step
 
     def _logits(self, batch: InputBatch, hidden: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from tercet_worker.layers.parameters import Placement
 from tercet_worker.loading import available_memory, load_model
 from tercet_worker.models.eager import EagerModel
 from tercet_worker.program.compiled import CompiledModel
+from tercet_worker.program.decode import DecodeSteps
 from tercet_worker.program.weights import PackedWeights, Quantization
 from tercet_worker.runner import ModelRunner
 from tercet_worker.sampling import Sampler
@@ -120,7 +121,11 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         max_batched_tokens=max_batched_tokens,
     )
     scan = LogitScan(compiled, threads=threads) if compiled is not None else None
-    runner = ModelRunner(model, attention, state, Sampler(config.vocab_size, place.device, scan), limits)
+    decode = None
+    if isinstance(model, CompiledModel) and isinstance(attention, CpuAttention):
+        decode = DecodeSteps(model, attention, state, limits)
+    sampler = Sampler(config.vocab_size, place.device, scan)
+    runner = ModelRunner(model, attention, state, sampler, limits, decode=decode)
     offer = WorkerHello(
         protocol=PROTOCOL_VERSION,
         incarnation="",

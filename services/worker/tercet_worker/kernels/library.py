@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch  # noqa: F401  # loaded first, so that its OpenMP runtime is the one that the library finds
 
 from tercet_shared.errors import ConfigurationError
-from tercet_worker.kernels import attention_abi, step_abi
+from tercet_worker.kernels import attention_abi, decode_abi, step_abi
 from tercet_worker.kernels.build import KernelBuildError, build
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class Isa(enum.IntEnum):
@@ -46,6 +46,7 @@ class KernelLibrary:
             raise KernelBuildError(f"the kernels at {path} have interface version {version}, not {ABI_VERSION}")
         attention_abi.declare(self.cdll)
         step_abi.declare(self.cdll)
+        decode_abi.declare(self.cdll)
 
     @property
     def best_isa(self) -> Isa:

@@ -52,7 +52,8 @@ class CompiledModel:
         isa: Isa | None = None,
     ) -> None:
         self._vocab_size = vocab_size
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
+        """Most rows of a step."""
         recorder = Recorder(dtype)
         hidden = model.hidden(recorder)
         layers = len(recorder.records)
@@ -63,32 +64,38 @@ class CompiledModel:
         """What each operation is, for measurements."""
         self.weight_bytes = [record.weight_bytes for record in recorder.records]
         """What each product reads of weights."""
-        self._cdll = library.cdll
+        self.cdll = library.cdll
         self._run: Any = library.cdll.tercet_program_run
         problem = ctypes.c_int32()
         self.isa = library.require(isa)
         number = 0 if dtype == torch.float32 else 1
-        handle = self._cdll.tercet_program_create(number, int(self.isa), threads, byref(problem))
+        handle = self.cdll.tercet_program_create(number, int(self.isa), threads, byref(problem))
         if handle is None:
             raise ConfigurationError(f"the compiled step cannot be set up ({ProgramProblem(problem.value).name})")
-        self._handle: int = handle
-        self._release = weakref.finalize(self, self._cdll.tercet_program_destroy, handle)
+        self.handle: int = handle
+        """The program, for other calls into the kernels."""
+        self._release = weakref.finalize(self, self.cdll.tercet_program_destroy, handle)
         for index, record in enumerate(recorder.records):
             if index == layers:
-                self._cdll.tercet_program_end_section(handle)
-            if self._cdll.tercet_program_add(handle, byref(record.op)):
+                self.cdll.tercet_program_end_section(handle)
+            if self.cdll.tercet_program_add(handle, byref(record.op)):
                 raise ConfigurationError("the compiled step cannot be set up (MEMORY)")
-        self._cdll.tercet_program_end_section(handle)
+        self.cdll.tercet_program_end_section(handle)
         self._layers = Call(section=_LAYERS)
         self._head = Call(section=_HEAD)
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """Where every forward pass leaves its hidden states, ``[max_tokens, H]``."""
+        return self._placed.result
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention) -> torch.Tensor:
         """See ``StepModel``."""
         if not isinstance(attention, CpuAttention):
             raise InternalError("a compiled step needs the attention of the kernels")
         rows = len(token_ids)
-        if rows > self._max_tokens or len(positions) != rows:
-            raise InternalError(f"{rows} tokens in a step that was made for {self._max_tokens}")
+        if rows > self.max_tokens or len(positions) != rows:
+            raise InternalError(f"{rows} tokens in a step that was made for {self.max_tokens}")
         token_ids = token_ids.to(torch.int32).contiguous()
         positions = positions.to(torch.int64).contiguous()
         call = self._layers
@@ -96,7 +103,7 @@ class CompiledModel:
         call.positions = positions.data_ptr()
         call.attention = attention.handle
         call.rows = rows
-        self._check(self._run(self._handle, byref(call)))
+        self._check(self._run(self.handle, byref(call)))
         return self._placed.result[:rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -110,12 +117,12 @@ class CompiledModel:
         call.output = logits.data_ptr()
         call.out_stride = 4 * self._vocab_size
         call.rows = len(hidden)
-        self._check(self._run(self._handle, byref(call)))
+        self._check(self._run(self.handle, byref(call)))
         return logits
 
     def profile(self, ns: ctypes.Array[ctypes.c_int64] | None) -> None:
         """Has the nanoseconds of every operation's last run written to ``ns``, one per name; None ends that."""
-        self._cdll.tercet_program_profile(self._handle, ns)
+        self.cdll.tercet_program_profile(self.handle, ns)
 
     def _check(self, code: int) -> None:
         if code:

@@ -51,7 +51,7 @@ def _nibbles(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 def _fifth_bits(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Returns bit 4 of 32 weights from four bytes ``[N, n, 4]``: ``[N, n, 32]``, 0 or 16."""
-    return np.unpackbits(raw, axis=-1, bitorder="little") << 4
+    return np.left_shift(np.unpackbits(raw, axis=-1, bitorder="little"), 4, dtype=np.uint8)
 
 
 def _q4_0(target: WeightFormat, raw: npt.NDArray[np.uint8]) -> Blocks:

@@ -48,6 +48,15 @@ class SamplingBatch:
         return int(self.temperature.shape[0])
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """Where kernels find what decides whether a slot takes the best token."""
+
+    table: npt.NDArray[np.int32]  # [slots, C]
+    asks: int  # column that is 0 where a slot takes the best token
+    min_len: int  # column of the length below which stop ids are masked
+
+
 class SamplingTable:
     """Sampling parameters by slot: a host copy for decisions and one on the device for the sampler.
 
@@ -59,6 +68,10 @@ class SamplingTable:
         self._device = tokens.device
         self._table = MirroredTable(len(tokens), _COLUMNS, tokens.device)
         self._changes = ChangeTable(tokens)
+
+    def columns(self) -> SamplingColumns:
+        """Returns the host's copy, for kernels."""
+        return SamplingColumns(self._table.host, _ASKS, _MIN_LEN)
 
     def put(self, new: NewSlots) -> None:
         """Replaces the rows of ``new.slots``."""

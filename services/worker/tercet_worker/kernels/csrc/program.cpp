@@ -59,6 +59,33 @@ ProgramProblem Program::run(const TercetCall& call) {
     return ProgramProblem::none;
 }
 
+void Program::scan(const float* logits, std::int32_t rows, std::int32_t size, float* highest, std::int64_t* places,
+                   std::uint8_t* finite) {
+    struct Scan {
+        const StepKernels* kernels;
+        const float* logits;
+        std::int32_t rows, size, team;
+        float* highest;
+        std::int64_t* places;
+        std::uint8_t* finite;
+
+        static void share_of(void* self, std::int32_t thread) {
+            const Scan& s = *static_cast<const Scan*>(self);
+            for (std::int32_t row = share(s.rows, thread, s.team); row < share(s.rows, thread + 1, s.team); ++row) {
+                bool whole = false;
+                s.kernels->scan(s.logits + static_cast<std::int64_t>(row) * s.size, s.size, s.highest + row, s.places + row, &whole);
+                s.finite[row] = whole ? 1 : 0;
+            }
+        }
+    } work{kernels_, logits, rows, size, team_.size(), highest, places, finite};
+    constexpr std::int32_t kAlone = 1;  // the others would have to be woken for less than it takes
+    if (rows <= kAlone) {
+        work.team = 1;
+        return Scan::share_of(&work, 0);
+    }
+    team_.run(&Scan::share_of, &work);
+}
+
 void Program::enter(void* self, std::int32_t thread) { static_cast<Program*>(self)->execute(thread); }
 
 void Program::execute(std::int32_t thread) {

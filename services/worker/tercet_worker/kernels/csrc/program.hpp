@@ -81,6 +81,10 @@ class Program {
 
     ProgramProblem run(const TercetCall& call);
 
+    // Of each row of logits [rows][size]: see StepKernels::scan.
+    void scan(const float* logits, std::int32_t rows, std::int32_t size, float* highest, std::int64_t* places,
+              std::uint8_t* finite);
+
     // Nanoseconds that each operation took in the last run of its section, on the first thread; null to stop measuring.
     void profile(std::int64_t* ns) { profile_ = ns; }
 

@@ -1,0 +1,126 @@
+// A decode step in one call: every scheduled row computes one token. From the worker's tables to the tokens drawn, without the
+// interpreter in between, which after a step finds none of its code in a cache.
+#include "decode.hpp"
+
+#include <algorithm>
+#include <new>
+
+namespace tercet {
+namespace {
+
+// Whether the step is one that this file executes, and sound. What is not is left to the caller, which can say why.
+bool plain(const TercetDecodeTables& t, const TercetDecodePlan& plan, std::uint8_t* marks) {
+    bool sound = true;
+    std::int32_t marked = 0;
+    for (; sound && marked < plan.rows; ++marked) {
+        const std::int32_t slot = plan.slots[marked];
+        if (slot < 0 || slot >= t.slots || marks[slot] != 0) break;
+        marks[slot] = 1;
+        const std::int32_t computed = plan.computed[marked];
+        const std::int32_t end = computed + 1;
+        const std::int32_t begin_block = plan.block_offsets[marked], end_block = plan.block_offsets[marked + 1];
+        const std::int64_t held = static_cast<std::int64_t>(t.blocks[slot]) + end_block - begin_block;
+        sound = t.occupied[slot] != 0 && plan.num_tokens[marked] == 1 && plan.samples[marked] != 0 && t.asks[slot] == 0 &&
+                computed >= 0 && t.computed[slot] == computed && t.known[slot] == end && end < t.max_model_len &&
+                held <= t.max_blocks && held * t.block_size >= end;
+        for (std::int32_t i = begin_block; sound && i < end_block; ++i) {
+            sound = plan.block_ids[i] >= 0 && plan.block_ids[i] < t.num_blocks;
+        }
+    }
+    const bool all = sound && marked == plan.rows;
+    for (std::int32_t row = 0; row < marked; ++row) marks[plan.slots[row]] = 0;
+    return all;
+}
+
+}  // namespace
+
+Decoder::Decoder(const TercetDecodeTables& tables) : tables_(tables), marks_(static_cast<std::size_t>(tables.slots), 0) {
+    const auto slots = static_cast<std::size_t>(tables.slots);
+    token_ids_.resize(slots);
+    positions_.resize(slots);
+    starts_.resize(slots + 1);
+    lengths_.resize(slots);
+    mapping_.resize(slots);
+    for (std::size_t i = 0; i <= slots; ++i) starts_[i] = static_cast<std::int32_t>(i);
+}
+
+DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
+    const TercetDecodeTables& t = tables_;
+    if (plan.rows < 1 || plan.rows > t.slots || plan.rows > t.max_rows || !plain(t, plan, marks_.data())) {
+        return DecodeOutcome::not_plain;
+    }
+    for (std::int32_t row = 0; row < plan.rows; ++row) {
+        const std::int64_t slot = plan.slots[row];
+        std::int32_t* table = t.block_tables + slot * t.max_blocks;
+        for (std::int32_t i = plan.block_offsets[row]; i < plan.block_offsets[row + 1]; ++i) {
+            table[t.blocks[slot]++] = plan.block_ids[i];
+        }
+        const std::int32_t position = plan.computed[row];
+        const auto at = static_cast<std::size_t>(row);
+        token_ids_[at] = t.tokens[slot * t.max_model_len + position];
+        positions_[at] = position;
+        lengths_[at] = position + 1;
+        mapping_[at] = static_cast<std::int64_t>(table[position / t.block_size]) * t.block_size + position % t.block_size;
+    }
+    auto& attention = *static_cast<Attention*>(t.attention);
+    auto& program = *static_cast<Program*>(t.program);
+    const TercetAttentionStep step{starts_.data(), lengths_.data(), plan.slots,     t.block_tables, mapping_.data(),
+                                   t.max_blocks,   plan.rows,       plan.rows,      t.slots,        t.max_blocks};
+    if (attention.plan(step).code != 0) return DecodeOutcome::refused;
+    TercetCall layers{};
+    layers.token_ids = token_ids_.data();
+    layers.positions = positions_.data();
+    layers.attention = t.attention;
+    layers.rows = plan.rows;
+    layers.section = 0;
+    TercetCall head{};
+    head.in = t.hidden;
+    head.in_stride = t.hidden_stride;
+    head.out = t.logits;
+    head.out_stride = static_cast<std::int64_t>(t.vocab_size) * 4;
+    head.rows = plan.rows;
+    head.section = 1;
+    if (program.run(layers) != ProgramProblem::none || program.run(head) != ProgramProblem::none) return DecodeOutcome::refused;
+    bool greedy = true;
+    for (std::int32_t row = 0; row < plan.rows; ++row) {
+        const std::int32_t* sampling = t.sampling + static_cast<std::int64_t>(plan.slots[row]) * t.sampling_stride;
+        greedy = greedy && sampling[t.sampling_asks] == 0 && plan.computed[row] + 1 >= sampling[t.sampling_min_len];
+    }
+    if (!greedy) return DecodeOutcome::computed;
+    program.scan(t.logits, plan.rows, t.vocab_size, plan.highest, plan.places, plan.finite);
+    for (std::int32_t row = 0; row < plan.rows; ++row) {
+        const std::int64_t slot = plan.slots[row];
+        const std::int32_t end = plan.computed[row] + 1;
+        plan.drawn[row] = plan.finite[row] != 0 ? static_cast<std::int32_t>(plan.places[row]) : 0;
+        t.tokens[slot * t.max_model_len + end] = plan.drawn[row];
+        t.computed[slot] = end;
+        ++t.known[slot];
+    }
+    return DecodeOutcome::drawn;
+}
+
+}  // namespace tercet
+
+extern "C" {
+
+// Returns the decoder, to be released with tercet_decoder_destroy, or null where there is no memory. What the tables point to
+// outlives it.
+void* tercet_decoder_create(const TercetDecodeTables* tables) {
+    try {
+        return new tercet::Decoder(*tables);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+void tercet_decoder_destroy(void* decoder) { delete static_cast<tercet::Decoder*>(decoder); }
+
+// Returns a tercet::DecodeOutcome.
+std::int32_t tercet_decoder_run(void* decoder, const TercetDecodePlan* plan) {
+    try {
+        return static_cast<std::int32_t>(static_cast<tercet::Decoder*>(decoder)->run(*plan));
+    } catch (const std::bad_alloc&) {
+        return static_cast<std::int32_t>(tercet::DecodeOutcome::refused);
+    }
+}
+}

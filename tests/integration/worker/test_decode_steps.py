@@ -1,0 +1,151 @@
+"""Decode steps in one call against the usual way: the same tokens and tables, and nothing done where it must not be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tercet_shared.errors import ProtocolError
+from tercet_shared.sampling_params import SamplingParams
+from tercet_shared.wire.step import StepPlan
+from tercet_worker.kernels.decode_abi import DecodeOutcome
+from tercet_worker.runner import ModelRunner
+from tercet_worker.startup import Engine
+from tests.fakes.checkpoints import write_tiny_llama
+from tests.integration.worker.driver import Driver, engine_for
+
+V = 384
+PROMPTS = [np.random.default_rng(length).integers(3, V, length).tolist() for length in (15, 1, 16, 33, 2, 47)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def engine(model: Path, request: pytest.FixtureRequest) -> Engine:
+    return engine_for(model, f"--dtype={request.param}", "--num-kv-blocks=64", "--max-num-seqs=8", "--threads=2")
+
+
+@pytest.fixture(scope="module")
+def usual(model: Path, engine: Engine) -> ModelRunner:
+    """The same model without the short cut."""
+    dtype = engine.offer.dtype
+    runner = engine_for(model, f"--dtype={dtype}", "--num-kv-blocks=64", "--max-num-seqs=8", "--threads=2").runner
+    runner._decode = None
+    return runner
+
+
+def params(index: int) -> SamplingParams:
+    """Returns what request ``index`` asks for: greedy and drawn, some with stop ids that are masked at first."""
+    if index % 3 == 0:
+        return SamplingParams(temperature=0.0, max_tokens=100)
+    if index % 3 == 1:
+        return SamplingParams(temperature=0.9, top_p=0.9, seed=index, max_tokens=100)
+    return SamplingParams(temperature=0.0, max_tokens=100, min_tokens=6, eos_token_ids=tuple(range(0, V, 7)))
+
+
+def outputs(runner: ModelRunner, chosen: list[int], steps: int) -> list[list[int]]:
+    """Runs the chosen prompts together and returns their outputs."""
+    runner.reset()
+    driver = Driver(runner)
+    requests = [driver.start(slot, PROMPTS[index], params(index)) for slot, index in enumerate(chosen)]
+    for request in requests:
+        driver.step({request.slot: request.need})
+    for _ in range(steps):
+        driver.step({request.slot: 1 for request in requests})
+    return [request.output for request in requests]
+
+
+@pytest.mark.parametrize("chosen", [[0], [3], [0, 3], [2], [1], [0, 1, 2, 3, 4, 5]], ids=str)
+def test_tokens_are_those_of_the_usual_way(engine: Engine, usual: ModelRunner, chosen: list[int]) -> None:
+    assert outputs(engine.runner, chosen, 36) == outputs(usual, chosen, 36)
+    mine, theirs = engine.runner._state, usual._state
+    for name in ("occupied", "known", "computed", "blocks"):
+        np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name), err_msg=name)
+
+
+def decoding(engine: Engine) -> tuple[Driver, StepPlan]:
+    """Returns a driver with two decoding requests, and the plan of a step of theirs that was not executed."""
+    engine.runner.reset()
+    driver = Driver(engine.runner)
+    for slot, prompt in enumerate((PROMPTS[1], PROMPTS[3])):
+        driver.start(slot, prompt, SamplingParams(temperature=0.0, max_tokens=100))
+        driver.step({slot: len(prompt)})
+    plan, pending = driver.submit({0: 1, 1: 1})
+    driver.land(plan, pending.result())
+    return driver, plan
+
+
+def following(plan: StepPlan) -> StepPlan:
+    """Returns the plan of the next step, which needs no block."""
+    return StepPlan(
+        step_id=plan.step_id + 1,
+        freed=plan.freed,
+        new=plan.new,
+        slots=plan.slots.copy(),
+        num_tokens=plan.num_tokens.copy(),
+        computed=plan.computed + np.int32(1),
+        samples=plan.samples.copy(),
+        block_offsets=np.zeros(3, np.int32),
+        block_ids=np.zeros(0, np.int32),
+    )
+
+
+def test_a_sound_step_is_taken(engine: Engine) -> None:
+    _, plan = decoding(engine)
+    assert engine.runner._decode is not None
+    assert engine.runner._decode.run(following(plan)) is DecodeOutcome.DRAWN
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("slots", [0, 0]),
+        ("slots", [0, 7]),
+        ("slots", [0, 99]),
+        ("slots", [-1, 1]),
+        ("num_tokens", [1, 2]),
+        ("num_tokens", [0, 1]),
+        ("computed", [3, 3]),
+        ("computed", [-1, 1]),
+        ("samples", [True, False]),
+    ],
+)
+def test_an_unsound_step_is_left_alone_and_refused(engine: Engine, column: str, value: list[int]) -> None:
+    _, plan = decoding(engine)
+    bad = following(plan)
+    setattr(bad, column, np.array(value, getattr(bad, column).dtype))
+    state = engine.runner._state
+    before = [state.known.copy(), state.computed.copy(), state.blocks.copy(), state.tokens.clone()]
+    assert engine.runner._decode is not None
+    assert engine.runner._decode.run(bad) is DecodeOutcome.NOT_PLAIN
+    with pytest.raises(ProtocolError):
+        engine.runner.execute(bad)
+    after = [state.known, state.computed, state.blocks, state.tokens]
+    assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("block", [-1, 64])
+def test_a_block_out_of_range_is_refused(engine: Engine, block: int) -> None:
+    _, plan = decoding(engine)
+    bad = following(plan)
+    bad.block_offsets, bad.block_ids = np.array([0, 1, 1], np.int32), np.array([block], np.int32)
+    with pytest.raises(ProtocolError, match="block id"):
+        engine.runner.execute(bad)
+
+
+def test_rows_that_are_not_finite_yield_nothing(engine: Engine) -> None:
+    driver, _ = decoding(engine)
+    state = engine.runner._state
+    storage = engine.runner._attention._storage  # type: ignore[attr-defined]
+    blocks = storage.memory.view(storage.num_layers, storage.num_blocks, -1)
+    # All scores of the second request, and nobody else's, are not numbers.
+    blocks[:, int(state.block_tables[1, 0])] = 0xFF
+    _, pending = driver.submit({0: 1, 1: 1})
+    result = pending.result()
+    assert result.not_finite.tolist() == [1]
+    assert np.diff(result.token_offsets).tolist() == [1, 0]
