@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -14,9 +15,18 @@ from tercet_shared.errors import ConfigurationError
 SERVICES: Final = {"frontend": "tercet_frontend", "core": "tercet_core", "worker": "tercet_worker"}
 """Sub-command and import name of each service; the wheel is called ``tercet-`` and the sub-command."""
 
+TOOLS: Final = {
+    "bench": "tercet_tools.bench.command",
+    "chat": "tercet_tools.chat.command",
+    "completion": "tercet_tools.completion.command",
+    "doctor": "tercet_tools.doctor.command",
+}
+"""Sub-command and module of each tool: ``main(arguments)`` runs it and returns the exit code."""
+
 _HELP: Final = """\
 usage: tercet serve MODEL [flags]
        tercet frontend | core | worker [flags]
+       tercet doctor [MODEL] | chat | bench serve --url URL | completion SHELL [flags]
        tercet --version | --help
 
 Serves large language models behind an OpenAI-style HTTP API.
@@ -26,6 +36,10 @@ commands:
   frontend     run one front end: HTTP in, token streams out
   core         run one core: schedules requests onto its worker
   worker       run one worker: holds the model and computes
+  chat         talk to a server from this terminal
+  doctor       what this machine offers, and what a model would need and reach here
+  bench serve  measure one server or several: latency and throughput under load
+  completion   print what makes bash, zsh or fish complete this command
 
 `tercet COMMAND --help` lists the command's flags. Every flag can also be given in the
 environment: --max-num-seqs 64 is TERCET_MAX_NUM_SEQS=64. The flag wins.
@@ -37,6 +51,8 @@ examples:
   tercet serve ./SmolLM2-135M-Instruct.Q4_1.gguf
   tercet serve HuggingFaceTB/SmolLM2-135M-Instruct --port 9000 --dtype float32
   TERCET_API_KEY=secret tercet serve ./checkpoint --host 0.0.0.0
+  tercet doctor ./checkpoint
+  tercet bench serve --url http://127.0.0.1:8000 --concurrency 1,16
 
 the same in three shells:
   tercet core --listen 127.0.0.1:8100 --link run/worker.sock
@@ -60,6 +76,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if command == "serve":
         return _serve(rest)
+    if command in TOOLS:
+        return _tool(command, rest)
     if command in SERVICES and _installed(command):
         _become(command, rest)
     if command in SERVICES:
@@ -86,6 +104,22 @@ def _serve(arguments: list[str]) -> int:
     from tercet_shared.lifecycle.serve import run_serve  # noqa: PLC0415
 
     return run_serve(settings)
+
+
+def _tool(name: str, arguments: list[str]) -> int:
+    # Only here: no tool is needed to serve, and some need more than this package does.
+    try:
+        tool = importlib.import_module(TOOLS[name])
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("tercet_"):
+            raise
+        print(
+            f"error: `tercet {name}` needs the package {error.name}, which is not installed: "
+            "`pip install 'tercet-shared[tools]'`.",
+            file=sys.stderr,
+        )
+        return 1
+    return int(tool.main(arguments))
 
 
 def _become(name: str, arguments: list[str]) -> NoReturn:

@@ -8,8 +8,9 @@ Nothing else in Tercet reads the environment for settings. Each service parses i
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliPositionalArg, NoDecode, SettingsConfigDict, SettingsError
@@ -19,6 +20,7 @@ from tercet_shared.errors import ConfigurationError
 MiB = 1024 * 1024
 
 Dtype = Literal["auto", "bfloat16", "float32"]
+Quantization = Literal["auto", "none", "int8"]
 
 
 def _split(value: object) -> object:
@@ -73,7 +75,61 @@ class FrontendOptions(BaseModel):
     api_key: Names = Field(
         default_factory=list, description="Keys of which a client must send one; without any, all clients are served."
     )
+    api_keys_file: Path | None = Field(
+        None,
+        description="File of API keys with their tenants and limits, JSON or TOML (see docs/access.md); read again when "
+        "it changes.",
+    )
     max_body_bytes: ByteSize = Field(ByteSize(10 * MiB), description="Largest request body that is read.")
+    max_requests: int = Field(
+        4096, ge=0, description="Requests in progress at once in one front end; 0 sets no limit. Others get 429."
+    )
+    max_waiting: int = Field(
+        2048, ge=0, description="Those of them that may wait for their first token; 0 sets no limit. Others get 429."
+    )
+    max_connections: int = Field(
+        8192, ge=0, description="Connections at once to one front end; 0 sets no limit. Others get 503."
+    )
+    receive_timeout: Seconds = Field(
+        60.0, description="Seconds in which a client must send the head of a request, and then its body."
+    )
+    client_timeout: Seconds = Field(
+        60.0, description="Seconds after which a client is cut that takes nothing of its answer."
+    )
+    sse_heartbeat: float = Field(
+        15.0,
+        ge=0,
+        le=86_400,
+        description="Seconds of silence in a stream after which a comment is sent; 0 sends none.",
+    )
+    tls_cert: Path | None = Field(None, description="Certificate chain (PEM) for HTTPS; read again when it changes.")
+    tls_key: Path | None = Field(None, description="Its private key (PEM, not encrypted).")
+    tls_client_ca: Path | None = Field(
+        None, description="Issuers (PEM) of the certificates that clients must show; none asks for no certificate."
+    )
+    cors_origin: Names = Field(
+        default_factory=list, description="Origins whose pages may call from a browser, as https://host; * for all."
+    )
+    trusted_proxy: Names = Field(
+        default_factory=list,
+        description="Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+    )
+    access_log: str = Field(
+        "off", description="Where each request is logged as a line of JSON: off, stderr, or a file."
+    )
+    audit_log: Path | None = Field(
+        None, description="File for who did what: requests that need a key, refusals, changes of keys and certificates."
+    )
+    tool_call_parser: str = Field(
+        "auto", description="Format of tool calls in answers; auto takes the one of the chat template, none reads none."
+    )
+    reasoning_parser: str = Field(
+        "auto", description="Format of reasoning in answers; auto takes the one of the chat template, none reads none."
+    )
+    trust_request_chat_template: bool = Field(
+        False, description="Let requests bring a chat template of their own, which runs in the server."
+    )
+    chat_page: bool = Field(True, description="Serve a page to chat with the model at /.")
 
 
 class SchedulerOptions(BaseModel):
@@ -94,6 +150,9 @@ class SchedulerOptions(BaseModel):
     prefix_caching: bool = Field(True, description="Reuse the KV blocks of prompts that begin alike.")
     worker_failures: int = Field(
         3, ge=1, le=1000, description="Losses of the worker in a row, without a step in between, that end the core."
+    )
+    step_timeout: Seconds = Field(
+        30.0, description="Seconds for the result of a step, after which its worker is given up although it shows life."
     )
     watchdog: Seconds = Field(60.0, description="Seconds without a step, while there is work, that end the core.")
     dump_dir: Path | None = Field(
@@ -119,6 +178,11 @@ class WorkerOptions(BaseModel):
     """What a user of the worker may set."""
 
     dtype: Dtype = Field("auto", description="Type of weights, activations and KV cache; auto takes what is fast here.")
+    quantization: Quantization = Field(
+        "auto",
+        description="auto keeps a checkpoint's quantized weights as they are, none makes them dense, int8 also makes "
+        "eight bits of dense ones. With bfloat16; otherwise weights are dense.",
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block of the KV cache.")
     kv_cache_memory: ByteSize | None = Field(
         None,
@@ -130,7 +194,10 @@ class WorkerOptions(BaseModel):
     )
 
 
+MAX_FRONTENDS = 64
+
 _POSITIONAL = "model"
+"""Where it is required; elsewhere it is a flag like others."""
 
 
 class _Settings(BaseSettings):
@@ -146,6 +213,8 @@ class _Settings(BaseSettings):
         use_attribute_docstrings=False,
         nested_model_default_partial_update=False,
     )
+    EXAMPLES: ClassVar[str] = ""
+    """What ``--help`` shows below the flags."""
 
     def arguments(self) -> list[str]:
         """Returns the command line that parses to these settings (only what differs from the defaults)."""
@@ -153,7 +222,7 @@ class _Settings(BaseSettings):
         flags: list[str] = []
         for name, info in type(self).model_fields.items():
             value = getattr(self, name)
-            if name == _POSITIONAL:
+            if name == _POSITIONAL and info.is_required():
                 positional.append(str(value))
             elif value == info.get_default(call_default_factory=True) or value is None:
                 continue
@@ -194,10 +263,33 @@ class FrontendSettings(_Settings, Common, ModelChoice, FrontendOptions):
     """The front end: OpenAI-style HTTP in, token streams out."""
 
     model_config = SettingsConfigDict(cli_prog_name="tercet frontend")
+    EXAMPLES = """\
+  tercet frontend --core 127.0.0.1:8100 ./checkpoint
+  tercet frontend --core 10.0.0.1:8100 --core 10.0.0.2:8100 --host 0.0.0.0 HuggingFaceTB/SmolLM2-135M-Instruct
+"""
 
     core: Names = Field(
         default_factory=list,
         description="Addresses of the cores, as host:port or unix:/path; without Redis these are all.",
+    )
+    redis_url: str | None = Field(
+        None,
+        description="Redis that keeps responses for what follows them, and counts quotas for all front ends, as "
+        "redis://host:port/0; best given in the environment, as it may hold a password. Without it both are kept in "
+        "the process.",
+    )
+    api_keys_redis: bool = Field(
+        False, description="Look for API keys in Redis too. (Quotas are counted there wherever there is a Redis.)"
+    )
+    response_ttl: Seconds = Field(86_400.0, description="Seconds that a stored response is kept.")
+    listen_fd: int | None = Field(
+        None, ge=0, description="Descriptor of a socket that listens already and is shared, instead of host and port."
+    )
+    process_socket: Path | None = Field(
+        None, description="Unix socket on which this process answers too, where several share a port."
+    )
+    accept_when_ready: bool = Field(
+        False, description="Take no connection before requests can be served; until then others take them."
     )
 
 
@@ -205,9 +297,17 @@ class CoreSettings(_Settings, Common, SchedulerOptions, LimitOptions):
     """The core: schedules requests onto its worker."""
 
     model_config = SettingsConfigDict(cli_prog_name="tercet core")
+    EXAMPLES = """\
+  tercet core --listen 127.0.0.1:8100 --link run/worker.sock
+  tercet core --policy fair --metrics-port 9100 --model ./checkpoint
+"""
 
     listen: str = Field("127.0.0.1:8100", description="Address for front ends, as host:port or unix:/path.")
     link: Path = Field(Path("run/worker.sock"), description="Unix socket to which the worker connects.")
+    model: str | None = Field(
+        None, description="The worker's model, whose tokenizer grammars need; without it they are refused."
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
     metrics_port: int | None = Field(
         None,
         ge=0,
@@ -223,6 +323,10 @@ class WorkerSettings(_Settings, Common, ModelChoice, LimitOptions, WorkerOptions
     """The worker: holds the model and computes the steps that its core plans."""
 
     model_config = SettingsConfigDict(cli_prog_name="tercet worker")
+    EXAMPLES = """\
+  tercet worker --link run/worker.sock ./checkpoint
+  tercet worker --dtype float32 --threads 8 --kv-cache-memory 4GiB ./model.gguf
+"""
 
     link: Path = Field(Path("run/worker.sock"), description="Unix socket of the core.")
 
@@ -231,7 +335,13 @@ class ServeSettings(_Settings, Common, ModelChoice, FrontendOptions, SchedulerOp
     """All three services on this machine: no Redis, one core, one worker, each a process of its own."""
 
     model_config = SettingsConfigDict(cli_prog_name="tercet serve")
+    EXAMPLES = """\
+  tercet serve ./SmolLM2-135M-Instruct.Q4_1.gguf
+  tercet serve HuggingFaceTB/SmolLM2-135M-Instruct --port 9000 --dtype float32
+  TERCET_API_KEY=secret tercet serve ./checkpoint --host 0.0.0.0 --max-num-seqs 64
+"""
 
+    frontends: int = Field(1, ge=1, le=MAX_FRONTENDS, description="Processes that serve HTTP, on one port.")
     run_dir: Path | None = Field(None, description="Directory for sockets; by default a private temporary one.")
 
 
@@ -244,12 +354,17 @@ def parse(kind: type[S], argv: list[str]) -> S:
     """
     try:
         return CliApp.run(kind, cli_args=argv, cli_exit_on_error=True)
+    except SystemExit as end:
+        if not end.code and kind.EXAMPLES:
+            sys.stdout.write(f"\nexamples:\n{kind.EXAMPLES}")
+        raise
     except SettingsError as error:
         raise ConfigurationError(str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        flag = name.upper() if name == _POSITIONAL else f"--{_kebab(name)} (TERCET_{name.upper()})"
+        name = str(first["loc"][0]) if first["loc"] else ""  # of a list: not which of its values
+        positional = name == _POSITIONAL and kind.model_fields[name].is_required()
+        flag = name.upper() if positional else f"--{_kebab(name)} (TERCET_{name.upper()})"
         raise ConfigurationError(f"{flag}: {first['msg']}.", param=name) from error
 
 

@@ -5,9 +5,13 @@
     │   ├── InvalidRequestError      400  invalid_request_error   malformed, out of range, not supported
     │   │   └── TemplateError        400                          the chat template refused the messages
     │   ├── ContextLengthError       400  context_length_exceeded
-    │   ├── ModelNotFoundError       404  model_not_found
+    │   ├── NotFoundError            404  not_found               no response or running request of that id
+    │   │   └── ModelNotFoundError     404  model_not_found
     │   ├── AuthenticationError      401  invalid_api_key
-    │   └── PayloadTooLargeError     413  request_too_large
+    │   ├── PayloadTooLargeError     413  request_too_large
+    │   ├── HeadTooLargeError        431  request_head_too_large
+    │   ├── RequestTimeoutError      408  request_timeout         it was not sent in time
+    │   └── CancelledByClientError   499  request_cancelled       ended by its id; clients do not retry this status
     ├── UnavailableError             503  service_unavailable     no core, core lost, draining
     │   └── OverloadedError          429  rate_limit_exceeded     full; try again
     ├── InternalError                500  internal_error          a fault of ours that ended one request
@@ -65,7 +69,11 @@ class ContextLengthError(RequestError):
     """The prompt, or prompt and output together, exceed the model's context."""
 
 
-class ModelNotFoundError(RequestError):
+class NotFoundError(RequestError):
+    """What the request names does not exist, or belongs to somebody else."""
+
+
+class ModelNotFoundError(NotFoundError):
     """No core serves a model of that name."""
 
 
@@ -77,8 +85,25 @@ class PayloadTooLargeError(RequestError):
     """The body is over the configured limit."""
 
 
+class HeadTooLargeError(RequestError):
+    """The request's address or headers are too long, or too many."""
+
+
+class RequestTimeoutError(RequestError):
+    """The client took too long to send its request."""
+
+
+class CancelledByClientError(RequestError):
+    """Another request of the same client asked for this one's end."""
+
+
 class UnavailableError(TercetError):
     """Nothing behind the front end can take the request now, or what ran it is gone."""
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        """Keeps the sentence, and the seconds after which trying again is worth it, where that is known."""
+        super().__init__(message, param=param)
+        self.retry_after = retry_after
 
 
 class OverloadedError(UnavailableError):
@@ -119,10 +144,20 @@ _TABLE: tuple[tuple[type[TercetError], Status], ...] = (
     # Subclasses before their bases: the first match counts.
     (ContextLengthError, Status(400, "invalid_request_error", "context_length_exceeded", grpc.StatusCode.OUT_OF_RANGE)),
     (ModelNotFoundError, Status(404, "invalid_request_error", "model_not_found", grpc.StatusCode.NOT_FOUND)),
+    (NotFoundError, Status(404, "invalid_request_error", "not_found", grpc.StatusCode.NOT_FOUND)),
+    (CancelledByClientError, Status(499, "invalid_request_error", "request_cancelled", grpc.StatusCode.CANCELLED)),
     (AuthenticationError, Status(401, "invalid_request_error", "invalid_api_key", grpc.StatusCode.UNAUTHENTICATED)),
     (
         PayloadTooLargeError,
         Status(413, "invalid_request_error", "request_too_large", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ),
+    (
+        HeadTooLargeError,
+        Status(431, "invalid_request_error", "request_head_too_large", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ),
+    (
+        RequestTimeoutError,
+        Status(408, "invalid_request_error", "request_timeout", grpc.StatusCode.DEADLINE_EXCEEDED),
     ),
     (RequestError, Status(400, "invalid_request_error", None, grpc.StatusCode.INVALID_ARGUMENT)),
     (OverloadedError, Status(429, "rate_limit_error", "rate_limit_exceeded", grpc.StatusCode.RESOURCE_EXHAUSTED)),

@@ -11,6 +11,10 @@ With ``outputs`` it plays an engine by itself: each step gives every request its
 until the output, ``max_tokens``, a stop id, a Finish or an Abort ends it::
 
     async with FakeCore(outputs=lambda request: tokenizer.encode("Paris.").ids + [2]) as core: ...
+
+The player answers as the proto says: the first token's row says how much of the prompt was cached (`cached`),
+log-probabilities are those of `scored` where they were asked for, those of the prompt come before the first token,
+a request for a vector gets `pooled`, and a grammar for which `unsound` has a sentence is rejected with it.
 """
 
 from __future__ import annotations
@@ -86,10 +90,53 @@ class FakeRequest:
         """Ends the request with an error."""
         self.send(*ids, finish=ERROR, error=pb.RowError(kind=kind, message=message, param=param))
 
+    def send_prompt_scores(self, first: int, count: int) -> None:
+        """Sends a frame with the scores of ``count`` prompt tokens from position ``first`` on."""
+        self.connection.send(pb.EngineFrame(prompt_logprobs=[self.prompt_scores(first, count)]))
+
+    def prompt_scores(self, first: int, count: int) -> pb.PromptLogProbs:
+        """Returns the message with the scores of ``count`` prompt tokens from position ``first`` on."""
+        ids, alternatives = self.prompt_ids, self.submit.sampling.prompt_logprobs
+        scores = [scored(position, ids[position], alternatives) for position in range(first, first + count)]
+        return pb.PromptLogProbs(
+            handle=self.handle, attempt=self.submit.attempt, first=first, logprobs=logprobs_message(scores)
+        )
+
     def reject(self, kind: pb.ErrorKind, message: str, param: str = "") -> None:
         """Refuses the request."""
         rejected = pb.Rejected(handle=self.handle, attempt=self.submit.attempt, kind=kind, message=message, param=param)
         self.connection.send(pb.EngineFrame(rejected=[rejected]))
+
+
+Scores = tuple[float, int, Sequence[tuple[int, float]]]
+"""Of one token: log-probability, rank, and the most likely tokens with theirs."""
+
+
+def scored(position: int, token: int, count: int, vocab: int = 49_152) -> Scores:
+    """Returns made-up scores that tests can predict: a function of where the token stands, and which it is.
+
+    The token is the second most likely wherever ``count`` is at least 2 and the position even, else it is behind.
+    """
+    tops = [((token + 1 + rank) % vocab, -0.25 * (rank + 1) - 0.5 * (position % 3)) for rank in range(count)]
+    if count >= 2 and position % 2 == 0:
+        tops[1] = (token, tops[1][1])
+        return tops[1][1], 2, tops
+    return -10.0 - 0.125 * (token % 8), count + 5, tops
+
+
+def logprobs_message(scores: Sequence[Scores], rows: Sequence[int] = ()) -> pb.LogProbs:
+    """Returns the columns of these tokens' scores."""
+    offsets = np.zeros(len(scores) + 1, "<i4")
+    np.cumsum([len(tops) for _, _, tops in scores], out=offsets[1:])
+    tops = [top for _, _, tops in scores for top in tops]
+    return pb.LogProbs(
+        rows=np.array(rows, "<i4").tobytes(),
+        token_logprobs=np.array([logprob for logprob, _, _ in scores], "<f4").tobytes(),
+        token_ranks=np.array([rank for _, rank, _ in scores], "<i4").tobytes(),
+        top_offsets=offsets.tobytes(),
+        top_ids=np.array([token for token, _ in tops], "<i4").tobytes(),
+        top_logprobs=np.array([logprob for _, logprob in tops], "<f4").tobytes(),
+    )
 
 
 @dataclass
@@ -104,6 +151,9 @@ class Row:
     stop_id: int = -1
     cached: int = 0
     error: pb.RowError | None = None
+    starts: int | None = None  # the first token is in it; prompt tokens that came from the cache
+    scores: Sequence[Scores] | None = None  # one for each of ``ids``
+    pooled: Sequence[float] | None = None
 
 
 def step_frame(rows: Sequence[Row]) -> pb.EngineFrame:
@@ -116,6 +166,9 @@ def step_frame(rows: Sequence[Row]) -> pb.EngineFrame:
         if row.error is not None:
             row.error.row = index
             errors.append(row.error)
+    scores = [(index, row.scores) for index, row in enumerate(rows) if row.scores is not None]
+    starts = [(index, row.starts) for index, row in enumerate(rows) if row.starts is not None]
+    pooled = [(index, row.pooled) for index, row in enumerate(rows) if row.pooled is not None]
     step = pb.Step(
         handles=np.array([row.handle for row in rows], "<u8").tobytes(),
         attempts=np.array([row.attempt for row in rows], "<u4").tobytes(),
@@ -126,6 +179,13 @@ def step_frame(rows: Sequence[Row]) -> pb.EngineFrame:
         finish_stop_ids=np.array([row.stop_id for _, row in ends], "<i4").tobytes(),
         finish_cached=np.array([row.cached for _, row in ends], "<i4").tobytes(),
         errors=errors,
+        logprobs=logprobs_message([score for _, own in scores for score in own], [index for index, _ in scores])
+        if scores
+        else None,
+        start_rows=np.array([index for index, _ in starts], "<i4").tobytes(),
+        start_cached=np.array([cached for _, cached in starts], "<i4").tobytes(),
+        pooled_rows=np.array([index for index, _ in pooled], "<i4").tobytes(),
+        pooled=np.array([value for _, vector in pooled for value in vector], "<f4").tobytes(),
     )
     return pb.EngineFrame(step=step)
 
@@ -156,6 +216,9 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
     Args:
         address: ``host:port`` (port 0: a free one) or ``unix:/path``; kept over `restart`.
         outputs: the whole output of each request; then the core plays an engine.
+        cached: prompt tokens that the player found in its cache.
+        pooled: the vector that the player answers with.
+        unsound: what is wrong with a grammar; the player takes those for which it is None.
         step_seconds: pause between the steps of that engine.
         heartbeat: seconds between empty frames.
         welcome: fields of Welcome that differ from the defaults.
@@ -166,6 +229,9 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         address: str = "127.0.0.1:0",
         *,
         outputs: Callable[[FakeRequest], Sequence[int]] | None = None,
+        cached: int = 0,
+        pooled: Sequence[float] = (1.0, 0.0),
+        unsound: Callable[[pb.Grammar], str | None] = lambda _grammar: None,
         step_seconds: float = 0.0,
         heartbeat: float = 0.5,
         **welcome: Any,
@@ -184,6 +250,9 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         self.requests: list[FakeRequest] = []
         self._heartbeat = heartbeat
         self._outputs = outputs
+        self._cached = cached
+        self._pooled = pooled
+        self._unsound = unsound
         self._step_seconds = step_seconds
         self._arrived: asyncio.Queue[FakeRequest] = asyncio.Queue()
         self._playing: dict[FakeRequest, tuple[Sequence[int], int]] = {}
@@ -319,8 +388,15 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
             self.requests.append(request)
             self._arrived.put_nowait(request)
             if self._outputs is not None:
-                self._playing[request] = (self._outputs(request), 0)
-                self._work.set()
+                self._admit(request, self._outputs)
+
+    def _admit(self, request: FakeRequest, outputs: Callable[[FakeRequest], Sequence[int]]) -> None:
+        reason = self._unsound(request.submit.grammar) if request.submit.HasField("grammar") else None
+        if reason is not None:
+            request.reject(pb.ERROR_KIND_INVALID, reason, request.submit.grammar.param)
+        else:
+            self._playing[request] = (outputs(request), 0)
+            self._work.set()
 
     async def _write(self, connection: FakeConnection, context: Any) -> None:
         while True:
@@ -350,19 +426,35 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
             if request.over:
                 del self._playing[request]
                 continue
-            sampling = request.submit.sampling
-            if position == len(ids):
-                rows.append(request.row(finish=STOP))
-            else:
-                token = ids[position]
-                stops = token in sampling.stop_token_ids or token in sampling.eos_token_ids
-                last = position + 1 == sampling.max_tokens
-                finish = STOP if stops else LENGTH if last else None
-                rows.append(request.row(token, finish=finish, stop_id=token if stops else -1))
-                self._playing[request] = (ids, position + 1)
+            rows.append(self._next_row(request, ids, position))
             if rows[-1].finish is not None:
                 del self._playing[request]
         return rows
+
+    def _next_row(self, request: FakeRequest, ids: Sequence[int], position: int) -> Row:
+        sampling = request.submit.sampling
+        if request.submit.pooling != pb.POOLING_NONE:
+            return request.row(finish=STOP, pooled=self._pooled, cached=self._cached)
+        if position == 0 and sampling.HasField("prompt_logprobs"):
+            # In two runs, of which the second repeats the end of the first, as after a preemption.
+            last = len(request.prompt_ids) - 1
+            half = last // 2
+            request.send_prompt_scores(1, half)
+            request.send_prompt_scores(max(half, 1), last - max(half, 1) + 1)
+        if position == len(ids):
+            return request.row(finish=STOP, cached=self._cached)
+        token = ids[position]
+        stops = token in sampling.stop_token_ids or token in sampling.eos_token_ids
+        last_one = position + 1 == sampling.max_tokens
+        self._playing[request] = (ids, position + 1)
+        return request.row(
+            token,
+            finish=STOP if stops else LENGTH if last_one else None,
+            stop_id=token if stops else -1,
+            cached=self._cached,
+            starts=self._cached if position == 0 else None,
+            scores=[scored(position, token, sampling.logprobs)] if sampling.HasField("logprobs") else None,
+        )
 
     def _notify(self) -> None:
         event, self._change = self._change, asyncio.Event()

@@ -7,7 +7,7 @@ many blocks and how long a cached prefix, who is preempted, and what every front
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.fakes.reference_pool import ReferencePool
@@ -31,6 +31,7 @@ class RefRequest:
     limit: int
     stops: frozenset[int]
     priority: int
+    tenant: str = ""
     arrival: int = -1
     computed: int = 0
     placeholders: int = 0
@@ -103,7 +104,7 @@ class RefAnswer:
 
 
 class ReferenceScheduler:
-    """The scheduler. `submit`, `end`, `propose`, `plan`, `apply` as in `tercet_core.scheduling.scheduler`."""
+    """The scheduler. Its events are those of `tercet_core.scheduling.scheduler`, under the same names."""
 
     def __init__(self, limits: Limits, *, policy: str = "priority") -> None:
         self.limits = limits
@@ -111,6 +112,8 @@ class ReferenceScheduler:
         self.pool = ReferencePool(limits.num_blocks, caching=limits.prefix_caching)
         self.running: list[RefRequest] = []
         self.waiting: list[RefRequest] = []
+        self.aside: list[RefRequest] = []
+        self.served: dict[str, int] = {}  # by tenant, what its requests have cost; of those that have any
         self.flight: list[list[RefRow]] = []
         self.freed: list[int] = []
         self.failed: list[int] = []
@@ -125,7 +128,7 @@ class ReferenceScheduler:
         """Queues a request."""
         request.arrival = self.arrivals
         self.arrivals += 1
-        self.waiting.append(request)
+        self._wait(request)
 
     def end(self, requests: Sequence[RefRequest]) -> None:
         """Ends requests; the caller has given each once."""
@@ -133,15 +136,54 @@ class ReferenceScheduler:
             if request.ended:
                 continue
             request.ended = True
-            if request in self.waiting:
-                self.waiting.remove(request)
-            if request in self.running:
-                self.running.remove(request)
+            for place in (self.waiting, self.aside, self.running):
+                if request in place:
+                    place.remove(request)
             self._lose_blocks(request)
             if request.has_slot:
                 request.has_slot = False
                 self.free_slots += 1
                 self.freed.append(request.handle)
+                self.served[request.tenant] += 2 * (request.known - request.prompt_len)
+            self._forget_tenants()
+
+    def restart(self, num_blocks: int | None = None) -> None:
+        """Forgets the steps in flight and all KV; with ``num_blocks`` the worker is another one."""
+        for request in list(self.running):
+            self._to_waiting(request)
+        for request in (*self.waiting, *self.aside):
+            request.placeholders = request.in_flight = 0
+        self.flight = []
+        self.pool.clear()
+        if num_blocks is not None:
+            self.freed = []
+        if num_blocks not in (None, self.limits.num_blocks):
+            self.limits = replace(self.limits, num_blocks=num_blocks)
+            self.pool = ReferencePool(num_blocks, caching=self.limits.prefix_caching)
+
+    def set_aside(self) -> None:
+        """Keeps everything that waits out of planning."""
+        self.aside += self.waiting
+        self.waiting = []
+        self._forget_tenants()
+
+    def bring_back(self, requests: Sequence[RefRequest] | None = None) -> None:
+        """Lets ``requests``, or all, wait again; those that were not set aside are left alone."""
+        for request in list(self.aside if requests is None else requests):
+            if request in self.aside:
+                self.aside.remove(request)
+                self._wait(request)
+
+    def _wait(self, request: RefRequest) -> None:
+        self.waiting.append(request)
+        if request.tenant not in self.served:  # it has had nothing for a while, which earns no credit
+            self.served[request.tenant] = min(self.served.values(), default=0)
+
+    def _forget_tenants(self) -> None:
+        """Keeps the account of those who wait or have a slot."""
+        held = [request for request in self.aside if request.has_slot]
+        active = {request.tenant for request in (*self.waiting, *self.running, *held)}
+        self.served = {tenant: cost for tenant, cost in self.served.items() if tenant in active}
 
     def propose(self, request: RefRequest, ids: Sequence[int]) -> None:
         """Gives a decoding request with nothing in flight tokens to verify."""
@@ -232,21 +274,43 @@ class ReferenceScheduler:
 
     def _preempt(self, request: RefRequest) -> None:
         self.preemptions += 1
+        self._to_waiting(request)
+
+    def _to_waiting(self, request: RefRequest) -> None:
         request.lost = request.computed
         self._lose_blocks(request)
         request.residence += 1
         self.running.remove(request)
-        self.waiting.append(request)
+        self._wait(request)
 
     def _next_waiting(self) -> RefRequest | None:
         if self.policy == "fcfs":
             head = min(self.waiting, key=lambda request: request.arrival, default=None)
+        elif self.policy == "fair":
+            head = self._least_served()
         else:
-            head = min(self.waiting, key=lambda request: (request.priority, request.arrival), default=None)
+            head = min(self.waiting, key=_rank, default=None)
         if head is None or head.has_slot or self.free_slots:
             return head
         holders = [request for request in self.waiting if request.has_slot]
-        return min(holders, key=lambda request: (request.priority, request.arrival), default=None)
+        return min(holders, key=_rank, default=None)
+
+    def _least_served(self) -> RefRequest | None:
+        """The head of the tenant that has been served least; ties go by arrival.
+
+        Whoever holds all slots but an eighth gets no further one, but what has a slot may resume.
+        """
+        most = max(self.limits.max_slots - self.limits.max_slots // 8, 1)
+        heads = []
+        for tenant in self.served:
+            everybody = (*self.running, *self.waiting, *self.aside)
+            held = sum(1 for request in everybody if request.tenant == tenant and request.has_slot)
+            mine = [request for request in self.waiting if request.tenant == tenant]
+            if held >= most:
+                mine = [request for request in mine if request.has_slot]
+            if mine:
+                heads.append(min(mine, key=_rank))
+        return min(heads, key=lambda request: (self.served[request.tenant], request.arrival), default=None)
 
     def _admit(self, grants: list[int]) -> list[RefRow]:
         left = self.limits.max_batched_tokens - sum(grants)
@@ -255,14 +319,22 @@ class ReferenceScheduler:
             to_come = max(self._blocks(runner.known) - len(runner.blocks), 0)
             now = self._blocks(runner.computed + tokens) - len(runner.blocks)
             headroom -= max(to_come + 1, now)
+        most = self.limits.max_partial_prefills
+        partial = 0
+        for runner, tokens in zip(self.running, grants, strict=True):
+            partial += runner.computed + tokens < runner.known
         rows: list[RefRow] = []
         while left > 0 and (request := self._next_waiting()) is not None:
             if request.in_flight:
                 break
             if self._blocks(request.known) > self.limits.num_blocks:
                 self.failed.append(request.handle)
+                if not request.has_slot:
+                    self.served[request.tenant] += request.prompt_len
                 self.end([request])
                 continue
+            if most and partial >= most:
+                break
             matched = self._match(request)
             idle = sum(1 for block in matched if block.references == 0)
             claimed = self._blocks(request.known) - len(matched) + idle
@@ -271,6 +343,7 @@ class ReferenceScheduler:
             headroom -= claimed + 1
             rows.append(self._start(request, matched, left))
             left -= rows[-1].tokens
+            partial += rows[-1].computed + rows[-1].tokens < request.known
         return rows
 
     def _match(self, request: RefRequest) -> list[Block]:
@@ -289,6 +362,7 @@ class ReferenceScheduler:
         if not request.has_slot:
             request.has_slot = True
             self.free_slots -= 1
+            self.served[request.tenant] += request.prompt_len
         for block in matched:
             self.pool.share(block)
         computed = len(matched) * self.limits.block_size
@@ -371,3 +445,7 @@ class ReferenceScheduler:
             RefOutput(front_end, tuple(row for request, row in heard if request.front_end == front_end))
             for front_end in front_ends
         ]
+
+
+def _rank(request: RefRequest) -> tuple[int, int]:
+    return request.priority, request.arrival

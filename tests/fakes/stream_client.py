@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Self
 
 import grpc
@@ -15,6 +16,22 @@ from tercet_proto.v1 import engine_pb2_grpc
 
 TIMEOUT = 60.0
 """Seconds after which a wait fails: far beyond what anything here takes, also on a loaded machine."""
+
+
+LogProb = tuple[float, int, list[tuple[int, float]]]
+"""Of one token: its log-probability, its rank, and alternatives with theirs."""
+
+
+def logprobs_in(message: pb.LogProbs) -> list[LogProb]:
+    """Returns the log-probabilities of a message, token by token."""
+    own = np.frombuffer(message.token_logprobs, "<f4").tolist()
+    ranks = np.frombuffer(message.token_ranks, "<i4").tolist()
+    offsets = np.frombuffer(message.top_offsets, "<i4").tolist()
+    ids, tops = np.frombuffer(message.top_ids, "<i4").tolist(), np.frombuffer(message.top_logprobs, "<f4").tolist()
+    assert len(own) == len(ranks) == len(offsets) - 1
+    assert len(ids) == len(tops) == offsets[-1]
+    alternatives = [list(zip(ids[a:b], tops[a:b], strict=True)) for a, b in pairwise(offsets)]
+    return list(zip(own, ranks, alternatives, strict=True))
 
 
 @dataclass
@@ -28,6 +45,11 @@ class Choice:
     error: pb.RowError | None = None
     rejected: pb.Rejected | None = None
     terminal_events: int = 0
+    started: int = 0  # frames that said that its first token is in them
+    start_cached: int = -1
+    logprobs: list[LogProb] = field(default_factory=list)
+    prompt_logprobs: dict[int, LogProb] = field(default_factory=dict)  # by position
+    pooled: list[float] | None = None
 
 
 class Client:
@@ -75,6 +97,8 @@ class Client:
         attempt: int = 0,
         priority: int = 0,
         queue_deadline_s: float = 0.0,
+        grammar: pb.Grammar | None = None,
+        pooling: pb.Pooling = pb.POOLING_NONE,
         **sampling: Any,
     ) -> None:
         self.choices[handle] = Choice()
@@ -91,6 +115,8 @@ class Client:
                         sampling=pb.Sampling(**values),
                         priority=priority,
                         queue_deadline_s=queue_deadline_s,
+                        grammar=grammar,
+                        pooling=pooling,
                     )
                 ]
             )
@@ -135,8 +161,24 @@ class Client:
         handles = np.frombuffer(step.handles, "<u8").tolist()
         offsets = np.frombuffer(step.token_offsets, "<i4").tolist()
         ids = np.frombuffer(step.token_ids, "<i4").tolist()
+        for run in frame.prompt_logprobs:
+            choice = self.choices[run.handle]
+            assert not choice.tokens, "prompt log-probabilities after a token"
+            choice.prompt_logprobs |= dict(enumerate(logprobs_in(run.logprobs), run.first))
+        starts = np.frombuffer(step.start_rows, "<i4").tolist()
+        for row, cached in zip(starts, np.frombuffer(step.start_cached, "<i4").tolist(), strict=True):
+            assert not self.choices[handles[row]].tokens, "a start after the first token"
+            self.choices[handles[row]].started += 1
+            self.choices[handles[row]].start_cached = cached
         for row, handle in enumerate(handles):
             self.choices[handle].tokens += ids[offsets[row] : offsets[row + 1]]
+        found = iter(logprobs_in(step.logprobs) if step.HasField("logprobs") else [])
+        for row in np.frombuffer(step.logprobs.rows, "<i4").tolist():
+            self.choices[handles[row]].logprobs += [next(found) for _ in range(offsets[row + 1] - offsets[row])]
+        assert next(found, None) is None, "log-probabilities of no token"
+        vectors = np.frombuffer(step.pooled, "<f4").reshape(len(step.pooled_rows) // 4, -1) if step.pooled else []
+        for row, vector in zip(np.frombuffer(step.pooled_rows, "<i4").tolist(), vectors, strict=True):
+            self.choices[handles[row]].pooled = vector.tolist()
         stop_ids = np.frombuffer(step.finish_stop_ids, "<i4").tolist()
         cached = np.frombuffer(step.finish_cached, "<i4").tolist()
         for i, row in enumerate(np.frombuffer(step.finish_rows, "<i4").tolist()):

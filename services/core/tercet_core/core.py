@@ -8,19 +8,22 @@ import logging
 import os
 import secrets
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tercet_core.dumps import StepDumps
 from tercet_core.engine import Engine
+from tercet_core.grammar.service import GrammarService
 from tercet_core.links.gate import WorkerGate
 from tercet_core.metrics import CoreMetrics
 from tercet_core.scheduling.scheduler import Scheduler
 from tercet_core.scheduling.state import Limits
-from tercet_core.service import EngineService, HealthChecks, make_server
+from tercet_core.service import EngineService, HealthChecks, claim_of, make_server
 from tercet_core.watchdog import Watchdog
 from tercet_shared.errors import TercetError, UnavailableError
 from tercet_shared.ipc.listener import LinkListener
 from tercet_shared.ipc.settings import HeartbeatSettings, ListenerSettings
+from tercet_shared.lifecycle.janitor import Janitor
 from tercet_shared.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -41,14 +44,26 @@ async def serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event)
         LinkError: no worker came, or workers were lost too often.
         TercetError: the watchdog found the engine stuck.
     """
+    heartbeat = HeartbeatSettings(settings.heartbeat_interval, settings.heartbeat_timeout)
+    listener = LinkListener(settings.link, ListenerSettings(heartbeat=heartbeat))
+    address = claim_of(settings.listen)
+    with ExitStack() as files:
+        if settings.report_fd is None:  # else the supervisor's janitor removes the whole run directory
+            claims = [listener.claim] if address is None else [listener.claim, address]
+            files.enter_context(Janitor.of_sockets((claim.path, claim.mark) for claim in claims))
+        if address is not None:
+            files.enter_context(address)
+        await _serve(settings, reporter, stop, listener)
+
+
+async def _serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event, listener: LinkListener) -> None:
     core_id = settings.core_id or f"core-{secrets.token_hex(4)}"
     service = EngineService(core_id, settings)
     server, checks = make_server(service, settings)
     gate = WorkerGate(core_id, settings)
     metrics = Metrics("tercet-core", port=settings.metrics_port, host=settings.metrics_host)
     meter = CoreMetrics(metrics.meter, service)
-    heartbeat = HeartbeatSettings(settings.heartbeat_interval, settings.heartbeat_timeout)
-    with LinkListener(settings.link, ListenerSettings(heartbeat=heartbeat)) as listener:
+    with listener:
         await checks.set_serving(serving=False)
         await checks.set_live(live=True)
         await server.start()
@@ -107,6 +122,7 @@ async def _live(
         if stop.is_set():
             return
         link = joining.result()
+        guides = GrammarService(settings.model, settings.revision, link.hello)
         engine = Engine(
             Scheduler(_scheduler_limits(settings, link.hello, gate.limits), policy=settings.policy),
             service.publish,
@@ -114,10 +130,15 @@ async def _live(
             StepDumps(settings.dump_dir, gate.limits.core_id),
             depth=settings.pipeline_depth,
             max_losses=settings.worker_failures,
+            step_timeout_s=settings.step_timeout,
+            guides=guides,
             meter=meter,
         )
         service.attach(engine, link.hello, gate.limits)
-        await _run(settings, reporter, service, checks, engine, link, stopping)
+        try:
+            await _run(settings, reporter, service, checks, engine, link, stopping)
+        finally:
+            await guides.close()
     finally:
         for task in (stopping, joining):
             task.cancel()

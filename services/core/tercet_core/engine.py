@@ -1,7 +1,8 @@
 """The engine loop: plan while there is room in flight, await the oldest result, apply it, tell the front ends.
 
 One coroutine. Everything else that runs on the event loop (streams, heartbeats) runs while it waits; the scheduler's
-methods return at once and are called from that loop only, so no state is ever seen half changed.
+methods return at once and are called from that loop only, so no state is ever seen half changed. What grammars compute
+runs on another thread, which the coroutine awaits.
 
 When the worker is lost, every request stays: what was in flight is forgotten, requests go on from their known tokens on
 the next worker, and submits queue meanwhile. When a step fails, its requests are tried again apart (`Isolation`).
@@ -16,11 +17,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from tercet_core.isolation import Isolation
-from tercet_core.scheduling.outputs import End, Output
+from tercet_core.preparation import NoGuides, Preparation
+from tercet_core.scheduling.outputs import End, row_of
 from tercet_core.scheduling.request import Ending
+from tercet_core.step_timer import StepTimer
 from tercet_shared.errors import InternalError, LinkError, ProtocolError, UnavailableError
 from tercet_shared.ipc.errors import FrameTooLargeError
 from tercet_shared.ipc.link import CloseKind, CloseReason
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tercet_core.dumps import StepDumps
+    from tercet_core.preparation import Guides
+    from tercet_core.scheduling.outputs import Output
     from tercet_core.scheduling.request import Failure, Request
     from tercet_core.scheduling.scheduler import Scheduler
     from tercet_shared.errors import TercetError
-    from tercet_shared.wire.step import StepPlan, StepResult
+    from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +56,9 @@ class Link(Protocol):
 
     def submit(self, plan: StepPlan) -> None:
         """Sends a plan after all earlier ones; never waits. Raises `LinkError`."""
+
+    def submit_mask(self, mask: GrammarMask) -> None:
+        """Sends the mask of a plan that was sent; never waits. Raises `LinkError`."""
 
     async def close(self, goodbye: str) -> None:
         """Ends the link and tells the worker why. Idempotent."""
@@ -113,9 +119,11 @@ class Engine:
         publish: takes what one front end is to hear; must return at once.
         workers: asked when the worker is lost.
         dumps: told of failed steps.
+        guides: compiles grammars and computes masks; without it requests with a grammar are refused.
         meter: records the times of steps.
         depth: steps in flight at most.
         max_losses: workers lost in a row, with work and without a step in between, that end the engine.
+        step_timeout_s: seconds for a step's result, after which the worker is given up although it shows life.
     """
 
     def __init__(
@@ -127,6 +135,8 @@ class Engine:
         *,
         depth: int,
         max_losses: int,
+        step_timeout_s: float = 30.0,
+        guides: Guides | None = None,
         meter: StepMeter | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -139,10 +149,15 @@ class Engine:
         # Twice what it takes to single out one of all requests: then it is not the requests.
         self._max_failed_steps = 2 * scheduler.limits.max_slots.bit_length() + 2
         self._isolation = Isolation(scheduler)
+        self._guides: Guides = NoGuides() if guides is None else guides
+        self._preparation = Preparation(self._guides, self._admit, self._refuse)
         self._link: Link | None = None
         self._flight: deque[_Sent] = deque()
         self._results: deque[StepResult] = deque()
         self._closed: CloseReason | None = None
+        self._step_timeout_s = step_timeout_s
+        self._overdue: int | None = None  # the step that the worker has not answered in time
+        self._waits = False  # for a result, or for something to do
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -155,7 +170,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether there is something to compute and a worker to compute it."""
-        return self._link is not None and not self._idle.is_set()
+        return self._link is not None and self.scheduler.num_running + self.scheduler.num_waiting > 0
 
     @property
     def has_worker(self) -> bool:
@@ -163,14 +178,21 @@ class Engine:
         return self._link is not None
 
     def submit(self, request: Request) -> None:
-        """Queues a request, also while there is no worker. Raises `RequestError` when it cannot be served as it is."""
-        self.scheduler.submit(request)
-        self._isolation.joined()
+        """Queues a request, also while there is no worker; one with a grammar when that is compiled.
+
+        Raises:
+            RequestError: it cannot be served as it is. What is wrong with a grammar the front end hears later.
+        """
+        if request.grammar is None:
+            self._admit(request)
+            return
+        self.scheduler.check(request)
+        self._preparation.start(request, request.grammar)
         self._idle.clear()
-        self._wake.set()
 
     def end(self, requests: list[Request]) -> None:
         """Ends requests at any moment; those that ended already are left alone."""
+        self._preparation.cancel(requests)
         self.scheduler.end(requests)
         self._note_idle()
         self._wake.set()
@@ -197,8 +219,18 @@ class Engine:
 
     def fail_all(self, error: TercetError) -> None:
         """Ends every request with ``error``."""
-        self._fail(self.scheduler.end_all(), error)
+        self._fail([*self._preparation.cancel_all(), *self.scheduler.end_all()], error)
         self._idle.set()
+
+    def _admit(self, request: Request) -> None:
+        self.scheduler.submit(request)
+        self._isolation.joined()
+        self._idle.clear()
+        self._wake.set()
+
+    def _refuse(self, request: Request, error: TercetError) -> None:
+        self._fail([request], error)
+        self._note_idle()
 
     # ---------------------------------------------------------------------------------------- one worker
 
@@ -215,17 +247,25 @@ class Engine:
                 self._closed = reason
                 self._wake.set()
 
-        self._link, self._closed, self._failed_steps = link, None, 0
+        def on_overdue(step: int) -> None:
+            if link is self._link:
+                self._overdue = step
+                self._wake.set()
+
+        self._link, self._closed, self._overdue, self._failed_steps = link, None, None, 0
         try:
             link.start(on_result, on_closed)
-            while True:
-                self._land_results()
-                if (loss := self._loss()) is not None:
-                    return loss
-                self._send_plans(link)
-                self._note_idle()
-                await self._wake.wait()
-                self._wake.clear()
+            with StepTimer(self._step_timeout_s, self._awaited, on_overdue):
+                while True:
+                    await self._land_results(link)
+                    if (loss := self._loss()) is not None:
+                        return loss
+                    await self._send_plans(link)
+                    self._note_idle()
+                    self._waits = True
+                    await self._wake.wait()
+                    self._waits = False
+                    self._wake.clear()
         except FrameTooLargeError:  # the same would happen with any worker
             raise
         except LinkError as error:
@@ -236,14 +276,23 @@ class Engine:
                 return _loss_by(closed)
             return Loss(error.message, hangs=not isinstance(error, ProtocolError))
         finally:
-            self._link = None
+            self._link, self._waits = None, False
             self._flight.clear()
             self._results.clear()
 
     def _loss(self) -> Loss | None:
-        return _loss_by(self._closed) if self._closed is not None else None
+        """Returns the loss of the worker, if it is lost. Raises `LinkError` when it does not answer."""
+        if self._closed is not None:
+            return _loss_by(self._closed)
+        if self._overdue is not None and self._flight and self._flight[0].plan.step_id == self._overdue:
+            raise LinkError(f"the worker has not answered step {self._overdue} for {self._step_timeout_s:g} s")
+        return None
 
-    def _land_results(self) -> None:
+    def _awaited(self) -> int | None:
+        """Returns the step in flight that only the worker holds up, if any."""
+        return self._flight[0].plan.step_id if self._waits and self._flight and not self._results else None
+
+    async def _land_results(self, link: Link) -> None:
         while self._results:
             result = self._results.popleft()
             if not self._flight or self._flight[0].plan.step_id != result.step_id:
@@ -257,6 +306,7 @@ class Engine:
                 continue
             if result.error:
                 self._land_failure(sent.plan, result.error)
+                await self._work_guides(link)
                 continue
             begin = time.perf_counter()
             outputs = self.scheduler.apply(result)
@@ -266,8 +316,9 @@ class Engine:
             now = time.perf_counter()
             self.step_seconds = now - sent.at
             self._meter.applied(begin - sent.at, now - begin)
+            await self._work_guides(link)  # the worker may be waiting for a mask, so before anything is planned
 
-    def _send_plans(self, link: Link) -> None:
+    async def _send_plans(self, link: Link) -> None:
         self._isolation.advance()
         while len(self._flight) < self._depth:
             begin = time.perf_counter()
@@ -283,6 +334,24 @@ class Engine:
             self._meter.planned(now - begin, int(plan.num_tokens.sum()))
             self._flight.append(_Sent(plan, now))
             link.submit(plan)
+            if len(plan.gated):  # of which nothing may be in flight
+                await self._work_guides(link)
+
+    async def _work_guides(self, link: Link) -> None:
+        """Lets grammars take what has landed, sends the masks that are due, and publishes what they force and end.
+
+        The loop goes on meanwhile: requests may come and end, but nothing is planned or applied.
+        """
+        work = self.scheduler.guide_work()
+        if work is None:
+            return
+        await self._guides.compute(work)
+        settled = self.scheduler.settle(work)
+        for output in settled.outputs:
+            self._publish(output)
+        for mask in settled.masks:
+            if link.close_reason is None:  # else what it has answered still counts
+                link.submit_mask(mask)
 
     # ---------------------------------------------------------------------------------------- when things break
 
@@ -320,19 +389,10 @@ class Engine:
 
     def _fail(self, requests: list[Request], error: TercetError) -> None:
         for request in requests:
-            self._publish(
-                Output(
-                    request.front_end,
-                    np.array([request.handle], np.uint64),
-                    np.array([request.attempt], np.uint32),
-                    np.zeros(2, np.int32),
-                    np.zeros(0, np.int32),
-                    [End(0, Ending.ERROR, error=error)],
-                )
-            )
+            self._publish(row_of(request, [], End(0, Ending.ERROR, error=error)))
 
     def _note_idle(self) -> None:
-        if not (self.scheduler.num_running or self.scheduler.num_waiting):
+        if not (self.scheduler.num_running or self.scheduler.num_waiting or len(self._preparation)):
             self._idle.set()
 
 

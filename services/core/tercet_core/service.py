@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,6 +17,7 @@ from tercet_core.streams.encoding import stats_of
 from tercet_proto.v1 import engine_pb2 as pb
 from tercet_proto.v1 import engine_pb2_grpc as pb_grpc
 from tercet_shared.errors import ConfigurationError, UnavailableError
+from tercet_shared.ipc.claim import SocketClaim
 
 if TYPE_CHECKING:
     from tercet_core.engine import Engine
@@ -204,23 +205,14 @@ class HealthChecks:
         await self.servicer.set(LIVENESS, status)
 
 
-def _check_unused(address: str) -> None:
-    """Raises `ConfigurationError` when somebody listens on a Unix address: gRPC would take the path over silently."""
+def claim_of(address: str) -> SocketClaim | None:
+    """Returns the claim to the path of a Unix address, for which gRPC does not ask; None for other addresses."""
     path = address.removeprefix("unix:")
-    if path == address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return
-        except OSError as error:
-            raise ConfigurationError(f"cannot listen on {address}: {error}", param="listen") from error
-    raise ConfigurationError(f"cannot listen on {address}: another process does", param="listen")
+    return SocketClaim(Path(path)) if path != address else None
 
 
 def make_server(service: EngineService, settings: CoreSettings) -> tuple[grpc.aio.Server, HealthChecks]:
-    """Returns a server that is bound but not started.
+    """Returns a server that is bound but not started. The path of a Unix address must have been claimed.
 
     Raises:
         ConfigurationError: the address cannot be used.
@@ -242,7 +234,6 @@ def make_server(service: EngineService, settings: CoreSettings) -> tuple[grpc.ai
     pb_grpc.add_EngineServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
     checks = HealthChecks(health.HealthServicer())
     health_pb2_grpc.add_HealthServicer_to_server(checks.servicer, server)
-    _check_unused(settings.listen)
     try:
         server.add_insecure_port(settings.listen)
     except RuntimeError as error:

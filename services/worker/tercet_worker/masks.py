@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Masks:
     """The masks of one link. All methods are called on the event loop; only what `expect` returns blocks.
 
-    Plans and masks come on streams of their own, so a mask may overtake its plan.
+    A core may send masks on the plans' stream or on one of their own, so a mask may overtake its plan.
 
     Args:
         vocab_size: tokens that a row of a mask covers.

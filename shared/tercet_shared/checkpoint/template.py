@@ -1,31 +1,29 @@
 """Chat templates: Jinja programs from the checkpoint that turn messages into a prompt.
 
 They behave as in Transformers (``utils/chat_template_utils.py``): the same environment, filters and functions. They are
-code from strangers fed with text from strangers, so they run in Jinja's immutable sandbox, and the size of what they
-make is bounded.
+code from strangers fed with text from strangers, so they run in Jinja's immutable sandbox, and the work that they do
+and the size of what they make are bounded (`tercet_shared.checkpoint.template_environment`).
 """
 
 from __future__ import annotations
 
-import json
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tercet_shared.errors import CheckpointError, TemplateError, bounded
+from tercet_shared.checkpoint.template_environment import MAX_LENGTH, Budget, BudgetError, create_environment
+from tercet_shared.errors import CheckpointError, InvalidRequestError, TemplateError, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from jinja2.parser import Parser
+MAX_RENDERED = MAX_LENGTH
+"""Characters of a rendered prompt."""
 
-MAX_RENDERED = 16 << 20
-"""Characters of a rendered prompt; far above any context, below what hurts."""
+MAX_STEPS, MAX_SECONDS = 1_000_000, 10.0
+"""Work of one rendering: far above what ten thousand messages take. Its thread is free again after that time."""
 
 _MAX_MESSAGE = 500
 _FAILURES = (
@@ -41,11 +39,31 @@ _FAILURES = (
 """What a template raises when the messages are not what it expects."""
 
 
+class TemplateBudgetError(TemplateError):
+    """The template did not finish within its limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """What one rendering may use.
+
+    Attributes:
+        characters: of the result.
+        steps: iterations and calls.
+        seconds: of time.
+    """
+
+    characters: int = MAX_RENDERED
+    steps: int = MAX_STEPS
+    seconds: float = MAX_SECONDS
+
+
 class ChatTemplate:
     """The templates of one checkpoint, compiled. May be rendered from several threads at once.
 
     Attributes:
         sources: Template texts by name; one of several is ``default``, ``tool_use`` is preferred where tools are given.
+        text: All of them, to look for what they mention.
     """
 
     def __init__(self, sources: Mapping[str, str], variables: Mapping[str, str], where: str) -> None:
@@ -60,8 +78,9 @@ class ChatTemplate:
             CheckpointError: A template is not valid Jinja.
         """
         self.sources = dict(sources)
+        self.text = "\n".join(self.sources.values())
         self._variables = dict(variables)
-        environment = _environment()
+        environment = create_environment()
         self._compiled: dict[str, jinja2.Template] = {}
         for name, text in self.sources.items():
             try:
@@ -76,40 +95,59 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
-        limit: int = MAX_RENDERED,
+        limits: RenderLimits | None = None,
     ) -> str:
         """Returns the prompt for a conversation.
 
         Args:
-            messages: Plain JSON values. Keys whose value is None are left out, as in Transformers.
+            messages: Plain JSON values. Keys whose value is None are left out, but for ``content``.
             add_generation_prompt: Ends with the opening of the assistant's turn.
+            continue_final_message: Ends within the last message, right after its content, as in Transformers.
             tools: JSON schemas of functions.
+            documents: For templates that show texts to be answered from.
             variables: Further variables for the template, e.g. ``enable_thinking``; they win over the tokenizer's.
-            limit: Characters of the result.
+            limits: What it may use.
 
         Raises:
-            TemplateError: The template refused the messages, failed on them, or made more than ``limit`` characters.
+            TemplateError: The template refused the messages, failed on them, or made too much text.
+            TemplateBudgetError: It did too much work.
+            InvalidRequestError: The last message cannot be continued.
         """
+        limits = limits or RenderLimits()
+        given = [_given(message) for message in messages]
+        mark = _marked(given) if continue_final_message else None
         context = {
             **self._variables,
             **(variables or {}),
-            "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
+            "messages": given,
             "tools": tools,
-            "documents": None,
+            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
+        rendered = self._render(self._choose(tools), context, limits)
+        return rendered if mark is None else _cut(rendered, mark)
+
+    def _render(self, template: jinja2.Template, context: Mapping[str, Any], limits: RenderLimits) -> str:
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._choose(tools).generate(context):
-                pieces.append(piece)
-                size += len(piece)
-                if size > limit:
-                    raise TemplateError(
-                        f"The rendered conversation is longer than {limit} characters.", param="messages"
-                    )
+            with Budget(limits.steps, limits.seconds).running():
+                for piece in template.generate(context):
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > limits.characters:
+                        raise TemplateError(
+                            f"The rendered conversation is longer than {limits.characters} characters.",
+                            param="messages",
+                        )
+        except BudgetError:
+            raise TemplateBudgetError(
+                "The model's chat template takes too long for this conversation.", param="messages"
+            ) from None
         except _FAILURES as error:
             reason = bounded(str(error) or type(error).__name__, _MAX_MESSAGE)
             raise TemplateError(
@@ -123,55 +161,25 @@ class ChatTemplate:
         return self._compiled["default"]
 
 
-class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` … ``{% endgeneration %}`` marks the assistant's text for training; here it is rendered."""
-
-    tags = {"generation"}  # noqa: RUF012  # the base class declares a set
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Parses the block into a scope around its body."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+def _given(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if value is not None or key == "content"}
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with a bound on what multiplication and powers may build before anything is rendered."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Computes ``left * right`` or ``left ** right``."""
-        sizes = [len(side) for side in (left, right) if isinstance(side, (str, list, tuple))]
-        counts = [side for side in (left, right) if isinstance(side, int)]
-        if operator == "*" and sizes and counts and sizes[0] * counts[0] > MAX_RENDERED:
-            raise SecurityError(f"a value is longer than {MAX_RENDERED}")
-        if operator == "**" and (abs(left) > 1_000_000 or abs(right) > 1_000):
-            raise SecurityError("a power is too large")
-        return super().call_binop(context, operator, left, right)
+def _marked(messages: list[dict[str, Any]]) -> str:
+    """Marks the end of the last message's content; returns the mark, which nobody can have written before."""
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        raise InvalidRequestError("The last message has no text that could be continued.", param="messages")
+    mark = f"[end {token_hex(16)}] "
+    messages[-1]["content"] = content + mark
+    return mark
 
 
-def _raise_exception(message: object) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002, RUF100  # templates pass it by position or name
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002, RUF100  # as above
-) -> str:
-    # Jinja's own filter escapes HTML, which models were not trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+def _cut(rendered: str, mark: str) -> str:
+    """Returns what comes before the mark; if the template took off the space at its end, then also that before it."""
+    before, found, after = rendered.rpartition(mark.rstrip())
+    if not found:
+        raise TemplateError(
+            "The last message cannot be continued: the model's chat template leaves it out.", param="messages"
+        )
+    return before if after.startswith(" ") else before.rstrip()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tercet_shared.errors import ConfigurationError, ProtocolError
+from tercet_shared.ipc.claim import check_socket_path
 from tercet_shared.ipc.connection import LinkConnection
 from tercet_shared.ipc.control import (
     ACCEPT_BODY,
@@ -28,7 +29,6 @@ from tercet_shared.ipc.control import (
 from tercet_shared.ipc.errors import LinkClosedError, LinkRejectedError, LinkUnavailableError
 from tercet_shared.ipc.layout import RingMemory
 from tercet_shared.ipc.link import Stream
-from tercet_shared.ipc.listener import check_socket_path
 from tercet_shared.ipc.ring import RingReader, RingWriter
 from tercet_shared.ipc.settings import HeartbeatSettings
 

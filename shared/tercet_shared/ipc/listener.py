@@ -1,15 +1,12 @@
 """The core's end: a Unix socket in a private directory, on which workers connect and receive their rings.
 
-A lock file beside the socket (``<path>.lock``, held with flock) says who may listen. The kernel drops the lock when its
-holder ends, however it ends; the socket file, which survives a SIGKILL, is stale exactly when the lock is free, and is
-then replaced.
+Who may listen is decided by a `SocketClaim`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -21,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from tercet_shared.errors import ConfigurationError, LinkError, ProtocolError, TercetError
+from tercet_shared.ipc.claim import SocketClaim, check_socket_path
 from tercet_shared.ipc.connection import LinkConnection
 from tercet_shared.ipc.control import (
     ACCEPT_BODY,
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _log = logging.getLogger(__name__)
-
-MAX_PATH: Final = 107
-"""Bytes of the longest socket path: sun_path has 108, one of them ends the string (unix(7))."""
 
 _ACCEPT_RETRY_S: Final = 0.5  # there is no event for "a descriptor became free"
 
@@ -71,15 +66,6 @@ ConnectionCallback: TypeAlias = Callable[[LinkConnection, bytes], None]
 """Takes over a started connection and the hello it came with; owns the connection from then on."""
 
 
-def check_socket_path(path: Path) -> None:
-    """Raises ConfigurationError if ``path`` is too long for a Unix socket."""
-    length = len(os.fsencode(path))
-    if length > MAX_PATH:
-        raise ConfigurationError(
-            f"the socket path {path} has {length} bytes; a Unix socket allows {MAX_PATH}; choose a shorter one"
-        )
-
-
 class LinkListener:
     """Accepts workers. ``open``, then ``serve``, then ``close``; also a context manager around the first and the last.
 
@@ -89,10 +75,9 @@ class LinkListener:
     """
 
     def __init__(self, path: Path, settings: ListenerSettings | None = None) -> None:
+        self.claim = SocketClaim(path)
         self._path = path
-        self._lock_path = path.with_name(path.name + ".lock")
         self._settings = settings if settings is not None else ListenerSettings()
-        self._lock: int | None = None
         self._sock: socket.socket | None = None
 
     def __enter__(self) -> Self:
@@ -103,7 +88,7 @@ class LinkListener:
         self.close()
 
     def open(self) -> None:
-        """Takes the lock, replaces a stale socket, and listens.
+        """Claims the path, replaces a stale socket, and listens.
 
         Raises:
             ConfigurationError: the path cannot be used, or another process listens there; one sentence says which.
@@ -112,13 +97,11 @@ class LinkListener:
         with ExitStack() as undo:
             try:
                 self._prepare_directory()
-                lock = self._take_lock()
-                undo.callback(self._drop_lock, lock)
-                self._remove_stale()
+                self.claim.take()
+                undo.callback(self.claim.release)
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
                 undo.callback(sock.close)
                 sock.bind(os.fspath(self._path))
-                undo.callback(self._path.unlink, missing_ok=True)
                 # Nobody can connect before listen, so the permissions are right from the first moment.
                 self._path.chmod(self._settings.mode)
                 if self._settings.group is not None:
@@ -131,17 +114,14 @@ class LinkListener:
             except OSError as error:
                 raise ConfigurationError(f"cannot listen on {self._path}: {error.strerror}") from error
             undo.pop_all()
-        self._lock, self._sock = lock, sock
+        self._sock = sock
 
     def close(self) -> None:
         """Stops listening and removes the socket and the lock file. Idempotent. Connections already made live on."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-            self._path.unlink(missing_ok=True)
-        if self._lock is not None:
-            self._drop_lock(self._lock)
-            self._lock = None
+        self.claim.release()
 
     async def serve(self, on_hello: HelloCallback, on_connection: ConnectionCallback) -> None:
         """Accepts workers until it is cancelled. A peer that breaks the protocol is logged and closed, nobody else is.
@@ -249,36 +229,6 @@ class LinkListener:
                 f"the directory {directory} can be written by everyone; the link needs a private one"
             )
 
-    def _take_lock(self) -> int:
-        while True:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The holder before us may have removed the file between our open and our lock; then we locked nothing.
-                if _is_same_file(fd, self._lock_path):
-                    return fd
-            except BlockingIOError:
-                os.close(fd)
-                raise ConfigurationError(f"another process already listens on {self._path}") from None
-            except OSError:
-                os.close(fd)
-                raise
-            os.close(fd)
-
-    def _drop_lock(self, lock: int) -> None:
-        self._lock_path.unlink(missing_ok=True)
-        os.close(lock)
-
-    def _remove_stale(self) -> None:
-        try:
-            mode = self._path.lstat().st_mode
-        except FileNotFoundError:
-            return
-        if not stat.S_ISSOCK(mode):
-            raise ConfigurationError(f"{self._path} exists and is not a socket")
-        _log.info("replacing the socket %s, which a killed process left behind", self._path)
-        self._path.unlink()
-
 
 def _judge(on_hello: HelloCallback, hello: bytes) -> Verdict:
     try:
@@ -305,10 +255,3 @@ def _ring_from_worker(
     reader = RingReader(RingMemory(ring.memory), ring.data[0], ring.space[0])
     undo.callback(reader.close)
     return ring, reader
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False

@@ -97,7 +97,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log_write,
                 stderr=log_write,
-                pass_fds=(report_write,),
+                pass_fds=(report_write, *self.spec.holds),
                 env=dict(self.spec.env),
                 start_new_session=True,
             )

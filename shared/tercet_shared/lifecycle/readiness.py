@@ -7,7 +7,7 @@ import errno
 import json
 import socket
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tercet_shared.errors import ConfigurationError, UnavailableError, bounded
 
@@ -18,22 +18,29 @@ _ANSWER_S: Final = 2.0
 
 def check_port(host: str, port: int) -> None:
     """Raises ConfigurationError if nothing can listen on ``host``:``port``: in use, not allowed, not this machine's."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise ConfigurationError(f"The host {host} is not known: {error.strerror}.", param="host") from None
+    family, kind, protocol, address = address_of(host, port)
     with socket.socket(family, kind, protocol) as probe:
         # As servers do: connections of an earlier server that still linger do not count, a listening one does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
-            raise ConfigurationError(_why_not(host, port, error), param="port") from None
+            raise ConfigurationError(why_not(host, port, error), param="port") from None
 
 
-def _why_not(host: str, port: int, error: OSError) -> str:
+def address_of(host: str, port: int) -> tuple[socket.AddressFamily, socket.SocketKind, int, Any]:
+    """Returns family, kind, protocol and address of the socket that listens there. Raises `ConfigurationError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigurationError(f"The host {host} is not known: {error.strerror}.", param="host") from None
+    return family, kind, protocol, address
+
+
+def why_not(host: str, port: int, error: OSError) -> str:
+    """Returns a sentence on why nothing can listen there."""
     if error.errno == errno.EADDRINUSE:
         return f"Port {port} on {host} is in use by another program; choose another with --port."
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -1,9 +1,10 @@
 """The private directory in which one `tercet serve` keeps its sockets.
 
 It is made under ``--run-dir``, else ``$XDG_RUNTIME_DIR``, else the temporary directory, with mode 0700 and a name that
-nobody can guess, and removed at the end. A supervisor that is killed with SIGKILL cannot do that; therefore each
-directory holds a lock file, which the kernel unlocks however its holder ends, and every start removes the directories
-of this user whose lock is free.
+nobody can guess, and removed at the end. A supervisor that is killed with SIGKILL cannot do that; its janitor does.
+Each directory holds a lock file, locked by the supervisor and all its services; the kernel unlocks it when the last of
+them has ended, however they did, and only then the janitor removes what they can no longer use. Should it be killed too
+(with a whole container or control group), the next start removes the directories of this user whose lock is free.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from tercet_shared.errors import ConfigurationError
+from tercet_shared.lifecycle.janitor import Janitor
 from tercet_shared.lifecycle.plan import socket_paths
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class RunDirectory:
         self._base = base
         self._path: Path | None = None
         self._lock: int | None = None
+        self._janitor: Janitor | None = None
 
     @property
     def path(self) -> Path:
@@ -53,6 +56,13 @@ class RunDirectory:
         if self._path is None:
             raise RuntimeError("the run directory is not open")
         return self._path
+
+    @property
+    def lock(self) -> int:
+        """The descriptor of the lock file, while the context is open: whoever holds it keeps the directory."""
+        if self._lock is None:
+            raise RuntimeError("the run directory is not open")
+        return self._lock
 
     def __enter__(self) -> Self:
         """Removes what earlier runs left, then makes the directory.
@@ -74,6 +84,8 @@ class RunDirectory:
                 raise
         except OSError as error:
             raise ConfigurationError(f"No run directory can be made in {self._base}: {error.strerror}.") from error
+        self._janitor = Janitor.of_directory(self._path)
+        self._janitor.start()
         return self
 
     def __exit__(
@@ -84,6 +96,9 @@ class RunDirectory:
         if path is not None:
             _remove(path)
         self._unlock()
+        if self._janitor is not None:
+            self._janitor.dismiss()
+            self._janitor = None
 
     def _unlock(self) -> None:
         if self._lock is not None:

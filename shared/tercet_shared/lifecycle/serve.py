@@ -10,18 +10,20 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 from tercet_shared.errors import TercetError
+from tercet_shared.lifecycle.listening import open_shared_listener
 from tercet_shared.lifecycle.plan import plan_serve
 from tercet_shared.lifecycle.readiness import check_port
 from tercet_shared.lifecycle.rundir import RunDirectory, base_directory
 from tercet_shared.lifecycle.supervisor import EXIT_FAILED, Outcome, StopRequest, Supervisor
 from tercet_shared.lifecycle.terminal import Terminal
-from tercet_shared.lifecycle.views import choose_view
+from tercet_shared.lifecycle.views import choose_view, name_width
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
@@ -43,7 +45,7 @@ def run_serve(
         environ: the environment; by default that of this process.
         planner: decides which processes those are.
     """
-    terminal = Terminal(sys.stdout, sys.stderr, choose_view(sys.stderr))
+    terminal = Terminal(sys.stdout, sys.stderr, choose_view(sys.stderr, name_width(settings.frontends)))
     terminal.start()
     outcome = asyncio.run(_serve(settings, os.environ if environ is None else environ, terminal, planner))
     if outcome.message is not None:
@@ -58,11 +60,18 @@ async def _serve(settings: ServeSettings, environ: Mapping[str, str], terminal: 
     with stop_on_signals() as stop:
         try:
             check_port(settings.host, settings.port)
-            with RunDirectory(base_directory(settings.run_dir, environ)) as directory:
-                plan = planner(settings, directory.path, environ)
+            with RunDirectory(base_directory(settings.run_dir, environ)) as directory, _listener(settings) as listener:
+                plan = planner(settings, directory.path, environ).holding(directory.lock)
+                if listener is not None:
+                    plan = plan.sharing(listener.fileno())
                 return await Supervisor(plan, stop, terminal, grace_s=settings.grace).run()
         except TercetError as error:
             return Outcome(EXIT_FAILED, error.message)
+
+
+def _listener(settings: ServeSettings) -> AbstractContextManager[socket.socket | None]:
+    """Returns the socket that front ends share; None where there is one, which opens its own."""
+    return nullcontext() if settings.frontends == 1 else open_shared_listener(settings.host, settings.port)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Runs the services of one machine: starts them, shows how far they are, watches them, stops them.
 
-Starting: front end, core, worker, one right after the other; each tolerates that the next is not there yet (the front
-end answers /livez and says in /readyz what it waits for). Once all report ready and /readyz answers 200, the address
-is announced.
+Starting: front ends, core, worker, one right after the other; each tolerates that the next is not there yet (the first
+front end answers /livez and says in /readyz what it waits for). Once all report ready and /readyz answers 200, the
+address is announced.
 
 Restarting: a child with a `RestartPolicy` that dies after it was ready is started again, a few times within a minute.
 If another child reports that it hangs (the core, whose worker no longer answers), it is killed and started likewise.
@@ -11,7 +11,7 @@ Failing: when one of them ends for good or reports a fatal error, the others are
 becomes the outcome. A death drags the others along (the front end loses its core), so the sentence of the one that died
 by itself counts, not that of the first to complain about it.
 
-Stopping: SIGTERM to the front end, then the core, then the worker, each when the one before has ended or its turn is
+Stopping: SIGTERM to the front ends, then the core, then the worker, each when those before have ended or their turn is
 over, so that a front end with a stuck client does not leave the others without time. What is left one second after the
 services' own grace (3 s by default) is killed. ``insisted`` kills at once.
 """
@@ -23,6 +23,7 @@ import json
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from tercet_shared.errors import TercetError, UnavailableError
@@ -155,7 +156,7 @@ class Supervisor:
 
     def _start_again(self, dead: Child) -> None:
         del self._timers[dead.name]
-        child = Child(dead.spec, self)
+        child = Child(dead.spec.restarted(), self)
         self._children[self._children.index(dead)] = child
         try:
             child.start()
@@ -199,7 +200,7 @@ class Supervisor:
     async def _announce_when_ready(self) -> None:
         for position in range(len(self._children)):
             await self._children[position].is_ready.wait()
-        frontend = next(child for child in self._children if child.name == self._plan.frontend)
+        frontend = next(child for child in self._children if child.spec.role == self._plan.frontend)
         port = frontend.detail.get("port")
         if not isinstance(port, int):
             raise UnavailableError("The front end did not report the port that it listens on.")
@@ -227,11 +228,14 @@ class Supervisor:
         begin = loop.time()
         insisted = asyncio.create_task(self._stop.insisted.wait())
         try:
-            for child, share in zip(self._children, _turns(len(self._children)), strict=True):
-                child.terminate()
+            groups = [list(group) for _, group in groupby(self._children, key=lambda child: child.spec.role)]
+            for group, share in zip(groups, _turns(len(groups)), strict=True):
+                for child in group:
+                    child.terminate()
                 until = begin + self._grace_s + self._margin_s * share
-                if child.alive:
-                    await _first_of(insisted, child, until - loop.time())
+                for child in group:
+                    if child.alive and not insisted.done():
+                        await _first_of(insisted, child, until - loop.time())
                 if insisted.done():
                     break
             for child in self._children:
@@ -266,8 +270,8 @@ def announcement(url: str, model: str, *, needs_key: bool) -> str:
     )
 
 
-def _turns(children: int) -> tuple[float, ...]:
-    return _TURNS[-children:] if children <= len(_TURNS) else (1.0,) * children
+def _turns(groups: int) -> tuple[float, ...]:
+    return _TURNS[-groups:] if groups <= len(_TURNS) else (1.0,) * groups
 
 
 async def _first_of(insisted: asyncio.Task[bool], child: Child, timeout_s: float) -> None:

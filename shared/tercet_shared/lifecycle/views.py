@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-_NAME_WIDTH: Final = 9  # "front end"
+_NAME_WIDTH: Final = len("front end")
 
 
 class View(Protocol):
@@ -33,8 +33,9 @@ class View(Protocol):
 class PlainView:
     """One line per stage, and per quarter of a stage that can be measured."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, width: int = _NAME_WIDTH) -> None:
         self._stream = stream
+        self._width = width
         self._shown: dict[str, tuple[str, int]] = {}
 
     def progress(self, name: str, stage: str, fraction: float | None) -> None:  # noqa: D102  # see View
@@ -48,7 +49,7 @@ class PlainView:
         self.line("ready", name)
 
     def line(self, text: str, name: str | None = None) -> None:  # noqa: D102  # see View
-        self._stream.write(f"{text}\n" if name is None else f"{name:<{_NAME_WIDTH}} | {text}\n")
+        self._stream.write(f"{text}\n" if name is None else f"{name:<{self._width}} | {text}\n")
         self._stream.flush()
 
     def refresh(self) -> None:  # noqa: D102  # see View
@@ -61,11 +62,12 @@ class PlainView:
 class RichView:
     """One row per service with a bar; lines scroll by above."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, width: int = _NAME_WIDTH) -> None:
+        self._width = width
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.fields[name]:<" + str(_NAME_WIDTH) + "}", style="bold"),
+            TextColumn("{task.fields[name]:<" + str(width) + "}", style="bold"),
             BarColumn(bar_width=24),
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
@@ -90,7 +92,7 @@ class RichView:
         self._progress.update(self._task(name), description="ready", total=1.0, completed=1.0)
 
     def line(self, text: str, name: str | None = None) -> None:  # noqa: D102  # see View
-        prefix = () if name is None else ((f"{name:<{_NAME_WIDTH}} ", "bold"), ("│ ", "dim"))
+        prefix = () if name is None else ((f"{name:<{self._width}} ", "bold"), ("│ ", "dim"))
         self._console.print(Text.assemble(*prefix, text))
 
     def refresh(self) -> None:  # noqa: D102  # see View
@@ -110,10 +112,15 @@ class RichView:
         return self._tasks[name]
 
 
-def choose_view(stream: TextIO) -> View:
-    """Returns the view that suits what ``stream`` is."""
+def name_width(frontends: int) -> int:
+    """Returns the width of the longest name of a service, where there are so many front ends."""
+    return _NAME_WIDTH if frontends == 1 else _NAME_WIDTH + len(f" {frontends}")
+
+
+def choose_view(stream: TextIO, width: int = _NAME_WIDTH) -> View:
+    """Returns the view that suits what ``stream`` is; names take ``width`` columns."""
     try:
         interactive = stream.isatty()
     except (OSError, ValueError):
         interactive = False
-    return RichView(stream) if interactive else PlainView(stream)
+    return RichView(stream, width) if interactive else PlainView(stream, width)

@@ -6,6 +6,7 @@ It notes what happens to it in a file, one line each: ``start NAME PID``, ``term
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--asks", type=Path, help="for every process id in this FIFO, ask that the worker be restarted")
     parser.add_argument("--exit", type=int, help="exit with this code at once")
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
+    parser.add_argument("--outlives", type=Path, help="do not die with the supervisor; end when this FIFO is written")
     parser.add_argument("--orphan", action="store_true", help="start a process that outlives this one, and note it")
     parser.add_argument("--socket", type=Path, help="leave a file here, as a socket would be")
     parser.add_argument("--holds", type=Path, help="keep this FIFO open for writing, as one keeps a link")
@@ -76,6 +78,11 @@ def main() -> None:
                 report(event="restart", child="worker", pid=int(line), message="It hangs.")
                 os.write(2, f"asked {count}\n".encode())
 
+    def outlive(fifo: Path) -> None:
+        fifo.read_text()
+        (options.socket.parent / "late").touch()
+        os._exit(0)
+
     terminated = threading.Event()
 
     def on_term(_number: int, _frame: object) -> None:
@@ -91,6 +98,9 @@ def main() -> None:
         note(f"start orphan {subprocess.Popen(['sleep', '600']).pid}")  # noqa: S607  # any will do
     if options.log:
         os.write(2, options.log.encode() + b"\n")
+    if options.outlives:
+        ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG: none
+        threading.Thread(target=outlive, args=(options.outlives,), daemon=True).start()
     if options.holds:
         os.open(options.holds, os.O_WRONLY)
     if options.loses:

@@ -22,7 +22,7 @@ from tercet_core.scheduling.state import Limits
 from tercet_shared.hashing import root_key
 from tercet_shared.ipc.link import CloseKind, CloseReason
 from tercet_shared.sampling_params import SamplingParams
-from tercet_shared.wire.step import StepPlan, StepResult
+from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult
 from tests.fakes.worker import expected, next_tokens
 
 BLOCK = 4
@@ -175,6 +175,9 @@ class ScriptedLink:
 
     def submit(self, plan: StepPlan) -> None:
         self.plans.put_nowait(plan)
+
+    def submit_mask(self, mask: GrammarMask) -> None:
+        raise AssertionError("a mask for a plan without gated rows")
 
     async def close(self, goodbye: str) -> None:
         self.close_reason = CloseReason(CloseKind.LOCAL, goodbye)

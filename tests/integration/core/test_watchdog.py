@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tercet_core.step_timer import StepTimer
 from tercet_core.watchdog import Watchdog
 from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.errors import TercetError
@@ -38,6 +41,52 @@ async def test_a_step_that_never_ends_turns_liveness_red_and_ends_the_core(start
         assert error.kind == pb.ERROR_KIND_UNAVAILABLE
         with pytest.raises(TercetError, match=r"no step was planned or applied for 0.3 s"):
             await core.ended()
+
+
+async def test_a_step_that_is_not_answered_costs_the_worker_not_the_core(start_core: StartCore) -> None:
+    async with start_core(step_timeout=0.3) as core, at_work(core, pid=4711) as (client, worker):
+        await client.submit(1, [9], max_tokens=3)
+        await client.finished(1)
+        worker.hold()
+        await client.submit(2, [9], max_tokens=5)
+        child, pid, reason = await asyncio.wait_for(core.reporter.restarts.get(), TIMEOUT)
+        assert (child, pid) == ("worker", 4711)
+        assert re.fullmatch(r"the worker has not answered step \d+ for 0\.3 s", reason)
+        closed = await asyncio.wait_for(worker.connection.wait_closed(), TIMEOUT)
+        assert "has not answered" in closed.text
+        await client.submit(3, [8], max_tokens=2)
+        async with FakeWorker(core.link, incarnation="second"):
+            await client.finished(2)
+            await client.finished(3)
+        assert client.choices[2].tokens == expected([9], 5)
+        assert client.choices[3].tokens == expected([8], 2)
+
+
+def test_only_the_same_step_awaited_all_the_time_is_overdue() -> None:
+    told: list[int] = []
+    steps: list[int | None] = [1] * 9 + [None] + [1] * 9 + [2] * 11
+    times: list[float] = []
+
+    class Loop:
+        def call_later(self, delay: float, callback: Callable[[], None]) -> Handle:
+            times.append(delay)
+            self.callback = callback
+            return Handle()
+
+    class Handle:
+        def cancel(self) -> None:
+            times.append(-1)
+
+    loop = Loop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "get_running_loop", lambda: loop)
+        with StepTimer(20.0, lambda: steps.pop(0), told.append):
+            while steps:
+                assert told == []
+                loop.callback()
+    assert told == [2]
+    assert set(times[:-1]) == {2.0}
+    assert times[-1] == -1
 
 
 async def test_nobody_to_compute_is_not_a_hang(start_core: StartCore) -> None:

@@ -294,6 +294,10 @@ async def test_a_thousand_choices(core: FakeCore, cores: StaticCores) -> None:
         {"finish_rows": np.array([1], "<i4").tobytes()},
         {"finish_rows": np.array([-1], "<i4").tobytes()},
         {"finish_reasons": b""},
+        {"start_rows": np.array([1], "<i4").tobytes(), "start_cached": np.array([0], "<i4").tobytes()},
+        {"start_rows": np.array([0], "<i4").tobytes()},
+        {"pooled_rows": np.array([5], "<i4").tobytes(), "pooled": np.array([1.0], "<f4").tobytes()},
+        {"pooled_rows": np.array([0, 0], "<i4").tobytes(), "pooled": np.array([1.0], "<f4").tobytes()},
     ],
 )
 async def test_a_malformed_frame_ends_the_stream(core: FakeCore, cores: StaticCores, damage: dict[str, bytes]) -> None:

@@ -66,6 +66,7 @@ class Core:
         self.connections: asyncio.Queue[tuple[LinkConnection, bytes]] = asyncio.Queue()
         self.refuse: dict[bytes, str] = {}
         self.hellos: list[bytes] = []
+        self.results: Collector | None = None  # registered at once, for peers that are gone again a moment later
         self._made: list[LinkConnection] = []
 
     def on_hello(self, hello: bytes) -> Accepted | Rejected:
@@ -75,6 +76,8 @@ class Core:
 
     def on_connection(self, connection: LinkConnection, hello: bytes) -> None:
         self._made.append(connection)
+        if self.results is not None:
+            connection.on_frames(self.results)
         self.connections.put_nowait((connection, hello))
 
     async def connection(self) -> LinkConnection:

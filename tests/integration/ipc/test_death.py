@@ -81,10 +81,9 @@ async def test_a_socket_left_by_a_killed_core_is_replaced(path: Path, peer_loop:
 
 async def test_what_a_worker_sent_before_it_was_killed_is_read(path: Path, peer_loop: str) -> None:
     async with serving(path) as core:
+        core.results = results = Collector()
         with Peer("worker", str(path), peer_loop, "500"):
             connection = await core.connection()
-            results = Collector()
-            connection.on_frames(results)
             assert (await closed(connection)).kind is CloseKind.PEER_DIED
     assert results.frames == [number.to_bytes(4, "little") for number in range(500)]
 

@@ -7,7 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from tercet_shared.checkpoint import ChatTemplate, Checkpoint
-from tercet_shared.errors import CheckpointError, TemplateError
+from tercet_shared.checkpoint.template import RenderLimits, TemplateBudgetError
+from tercet_shared.errors import CheckpointError, InvalidRequestError, TemplateError
 from tests.fakes.checkpoints import write_tiny_llama, write_tiny_llama_gguf
 
 if TYPE_CHECKING:
@@ -130,10 +131,134 @@ def test_forbidden_attributes_are_empty() -> None:
 def test_output_is_bounded() -> None:
     endless = template("{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxxxxxxxx{% endfor %}{% endfor %}")
     with pytest.raises(TemplateError, match="longer than 1000 characters"):
-        endless.render(HI, limit=1000)
+        endless.render(HI, limits=RenderLimits(characters=1000))
     assert (
-        template("{{ messages[0].content }}").render([{"role": "user", "content": "x" * 999}], limit=1000) == "x" * 999
+        template("{{ messages[0].content }}").render(
+            [{"role": "user", "content": "x" * 999}], limits=RenderLimits(characters=1000)
+        )
+        == "x" * 999
     )
+
+
+SLOW = {
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a loop over a generator": (
+        "{% for i in range(9999) %}{% for j in range(99999) | map('string') %}{% endfor %}{% endfor %}"
+    ),
+    "a recursive loop": "{% for i in [1, 1] recursive %}{{ loop([1] * 100000) }}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "long values": (
+        "{% set s = 'x' * 1000000 %}{% for i in range(99999) %}{% for j in range(99) %}{% set t = s ~ j %}{% endfor %}"
+        "{% endfor %}"
+    ),
+    "methods": "{% set s = 'x' * 9999999 %}{% for i in range(99999) %}{% set t = s.upper().lower() %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+def test_work_is_bounded(text: str) -> None:
+    with pytest.raises(TemplateBudgetError, match="takes too long"):
+        template(text).render(HI)
+
+
+def test_time_is_bounded() -> None:
+    with pytest.raises(TemplateBudgetError):
+        template("{% for i in range(10) %}x{% endfor %}").render(HI, limits=RenderLimits(seconds=0.0))
+
+
+def test_the_budget_is_that_of_one_rendering() -> None:
+    loops = template("{% for i in range(9) %}{{ i }}{% endfor %}")
+    for _ in range(5):
+        assert loops.render(HI, limits=RenderLimits(steps=20)) == "012345678"
+    with pytest.raises(TemplateBudgetError):
+        loops.render(HI, limits=RenderLimits(steps=5))
+
+
+LARGE = {
+    "doubling by ~": "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "doubling by +": "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "doubling by nesting": (
+        "{% set n = namespace(s=['x' * 99]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}"
+        "{{ n.s | USE }}"
+    ),
+    "numbers": "{% set n = namespace(s=7) %}{% for i in range(60) %}{% set n.s = n.s * n.s %}{% endfor %}",
+    "replace": "{% set s = 'x' * 99999 %}{{ s.replace('x', s) }}",
+    "replace nothing": "{% set s = 'x' * 99999 %}{{ s | replace('', s) }}",
+    "join": "{% set s = 'x' * 99999 %}{{ s.join(range(9999) | map('string')) }}",
+    "join in a filter": "{% set s = 'x' * 99999 %}{{ range(9999) | join(s) }}",
+    "widths": "{{ 'x'.center(10 ** 9) }}",
+    "widths in a filter": "{{ 'x' | center(1000000000) }}",
+    "indents": "{{ messages | tojson(indent=100000000) }}",
+    "formats": "{{ '{:>1000000000}'.format(1) }}",
+    "nested formats": "{{ '{:>{}}'.format(1, 1000000000) }}",
+    "percent": "{{ '%1000000000d' % 1 }}",
+    "starred percent": "{{ '%*d' % (1000000000, 1) }}",
+    "percent in a filter": "{{ '%*d' | format(1000000000, 1) }}",
+    "batch": "{{ [1] | batch(100000000, 0) | list }}",
+    "sums": "{{ [[1] * 99999] * 9999 | sum(start=[]) }}",
+}
+
+
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
+def test_values_are_bounded(text: str) -> None:
+    for use in ("string", "tojson", "join", "replace('x', 'y')") if "USE" in text else ("",):
+        source = text.replace("| USE", "~ ''" if use == "string" else f"| {use}")
+        with pytest.raises(TemplateError, match=r"refused the conversation: .* (long|large|wide|only)"):
+            template(source).render(HI)
+
+
+def test_what_is_bounded_works_as_before() -> None:
+    text = (
+        "{{ 1 ~ 'b' ~ [2] }} {{ f(a=1 ~ 2) }} {{ [1] + [2] }} {{ '%s-%05.1f' % ('x', 1.5) }} {{ '{:>5}|'.format('y') }}"
+        " {{ ['a', 'b'] | join(', ') }} {{ ', '.join(['a', 'b']) }} {{ 'aXb' | replace('X', '-') }}"
+        " {{ 'aXb'.replace('X', '+') }} {{ [1, 2, 3] | batch(2) | list }} {{ 'a\nb' | indent(2) }} {{ [1, 2] | sum }}"
+        " {{ [{'a': 'x'}] | join(attribute='a') }} {{ 'x' | center(3) }}|{{ none }}|{{ missing }}|{{ 7 * 6 }}"
+        "{% for a in [1, 2, 3] if a != 2 %}{{ loop.index }}/{{ loop.length }}"
+        "{{ '' if loop.last else ', ' }}{% endfor %}"
+        "{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% else %}none{% endfor %}"
+    )
+    macro = "{% macro f(a) %}<{{ a }}>{% endmacro %}"
+    assert template(macro + text).render(HI) == (
+        "1b[2] <12> [1, 2] x-001.5     y| a, b a, b a-b a+b [[1, 2], [3]] a\n  b 3 x  x |None||421/2, 2/2a=1"
+    )
+
+
+CONTINUED = [*HI, {"role": "assistant", "content": "The answer is"}]
+
+
+def test_continue_as_transformers(smollm2: Checkpoint, reference: Any) -> None:
+    ours = smollm2.chat_template
+    assert ours is not None
+    for content in ("The answer is", "The answer is ", "A\nb\n"):
+        messages = [*HI, {"role": "assistant", "content": content}]
+        rendered = ours.render(messages, add_generation_prompt=False, continue_final_message=True)
+        assert rendered == reference.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        assert rendered.endswith(content)
+
+
+def test_continue_where_the_template_trims() -> None:
+    trims = template("{% for m in messages %}<{{ m.content | trim }}>{% endfor %}")
+    messages = [*HI, {"role": "assistant", "content": " The answer is \n"}]
+    assert trims.render(messages, continue_final_message=True) == "<Hi><The answer is"
+    assert messages[1]["content"] == " The answer is \n"
+
+
+def test_what_cannot_be_continued() -> None:
+    with pytest.raises(TemplateError, match="leaves it out"):
+        template("{{ messages[0].content }}").render(CONTINUED, continue_final_message=True)
+    with pytest.raises(InvalidRequestError, match="no text"):
+        template("").render([{"role": "assistant", "content": None}], continue_final_message=True)
+
+
+def test_documents_and_variables() -> None:
+    text = "{{ documents[0].title if documents }}{{ enable_thinking }}{{ bos_token }}{{ add_generation_prompt }}"
+    rendered = template(text, bos_token="<s>").render(
+        HI,
+        documents=[{"title": "T"}],
+        variables={"enable_thinking": False, "documents": 1, "add_generation_prompt": 2},
+        add_generation_prompt=False,
+    )
+    assert rendered == "TFalse<s>False"
 
 
 def test_invalid_template_ends_the_start(tmp_path: Path) -> None:

@@ -76,10 +76,16 @@ class _Row:
 
 
 class KvWorker:
-    """Executes plans in order."""
+    """Executes plans in order.
 
-    def __init__(self, limits: Limits) -> None:
+    Args:
+        limits: what plans keep to.
+        strangers: slots with an owner that another worker has been told of; they may be freed without a start here.
+    """
+
+    def __init__(self, limits: Limits, strangers: Iterable[int] = ()) -> None:
         self.limits = limits
+        self.strangers = set(strangers)
         self.slots: dict[int, WorkerSlot] = {}
         self.kv: dict[tuple[int, int], int] = {}
         self.last_epoch: dict[int, int] = {}
@@ -127,7 +133,10 @@ class KvWorker:
 
     def _take_slots(self, plan: StepPlan, roots: dict[int, bytes]) -> None:
         for slot in plan.freed.tolist():
-            del self.slots[slot]
+            if slot in self.strangers:
+                self.strangers.remove(slot)
+            else:
+                del self.slots[slot]
         new = plan.new
         rows = {slot: row for row, slot in enumerate(plan.slots.tolist())}
         assert len(rows) == len(plan.slots), "a slot twice in a plan"
@@ -138,6 +147,7 @@ class KvWorker:
             else:
                 assert self.last_epoch.get(slot) != epoch, "a slot has a new owner under the old epoch"
             self.last_epoch[slot] = epoch
+            self.strangers.discard(slot)
             tokens = new.token_ids[new.token_offsets[i] : new.token_offsets[i + 1]].tolist()
             assert 1 <= int(new.prompt_lens[i]) <= len(tokens)
             computed = int(plan.computed[rows[slot]])

@@ -48,6 +48,7 @@ def make_request(
     front_end: int = 0,
     attempt: int = 0,
     salt: str = "",
+    tenant: str = "",
 ) -> Request:
     """Returns a request whose ``tokens`` are the prompt."""
     return Request(
@@ -60,6 +61,7 @@ def make_request(
         params=SamplingParams(max_tokens=max_tokens, stop_token_ids=stops, eos_token_ids=eos),
         root=root_key("model", salt=salt),
         priority=priority,
+        tenant=tenant,
     )
 
 
@@ -163,6 +165,7 @@ class Bench:
             limit=min(request.prompt_len + params.max_tokens, self.limits.max_model_len),
             stops=stops,
             priority=request.priority,
+            tenant=request.tenant,
         )
         self.scheduler.submit(request)
         self.reference.submit(twin)
@@ -190,6 +193,33 @@ class Bench:
         """Forgets all prefixes."""
         assert self.scheduler.reset_prefix_cache() == len(self.reference.pool.holders)
         self.reference.pool.clear()
+        self.check()
+
+    def restart(self, num_blocks: int | None = None) -> None:
+        """Forgets the steps in flight and all KV; with ``num_blocks`` the worker is another one."""
+        if num_blocks is None:  # the same worker executes what it was sent, but nobody listens
+            for sent in self.sent:
+                self.worker.execute(sent.plan, sent.roots, bounds=sent.bounds)
+        self.sent.clear()
+        self.unbounded.clear()
+        self.scheduler.restart(num_blocks)
+        self.reference.restart(num_blocks)
+        if num_blocks is not None:
+            self.limits = self.scheduler.limits
+            self.owners = {slot: client for slot, client in self.owners.items() if client.request.slot == slot}
+            self.worker = KvWorker(self.limits, strangers=self.owners)
+        self.check()
+
+    def set_aside(self) -> None:
+        """Keeps all that wait out of planning."""
+        self.scheduler.set_aside()
+        self.reference.set_aside()
+        self.check()
+
+    def bring_back(self, clients: Sequence[Client] | None = None) -> None:
+        """Lets ``clients``, or all, wait for their turn again."""
+        self.scheduler.bring_back(None if clients is None else [client.request for client in clients])
+        self.reference.bring_back(None if clients is None else [client.twin for client in clients])
         self.check()
 
     def plan(self) -> bool:
@@ -245,6 +275,7 @@ class Bench:
 
     def drain(self, depth: int = 2, *, turns: int = 5000) -> None:
         """Runs until nobody is left, and checks that everybody has heard everything exactly once."""
+        self.bring_back()
         while self.turn(depth):
             turns -= 1
             assert turns, "no end in sight"
@@ -271,7 +302,7 @@ class Bench:
         assert scheduler.pool.cached == len(reference.pool.cached)
         assert scheduler.counters.preemptions == reference.preemptions
         assert scheduler.counters.recomputed_tokens == reference.recomputed_tokens
-        assert scheduler.num_waiting == len(reference.waiting)
+        assert scheduler.num_waiting == len(reference.waiting) + len(reference.aside)
         running = [self._handle(slot) for slot in table.order.tolist()]
         assert running == [twin.handle for twin in reference.running]
         for client in self.clients:

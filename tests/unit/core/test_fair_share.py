@@ -5,7 +5,7 @@ from __future__ import annotations
 from tercet_core.scheduling.fair_share import FairShareQueue
 from tercet_core.scheduling.request import Request
 from tercet_core.scheduling.scheduler import Scheduler
-from tests.unit.core.support import answer, make_limits, make_request
+from tests.unit.core.support import Bench, answer, make_limits, make_request
 
 
 def _request(arrival: int, tenant: str, prompt: int = 10, priority: int = 0) -> Request:
@@ -76,6 +76,44 @@ def test_a_preempted_request_comes_back_although_its_tenant_is_at_the_limit() ->
     assert queue.peek() is None
 
 
+def test_what_holds_a_slot_does_not_wait_behind_what_would_need_one() -> None:
+    queue = FairShareQueue(8)
+    held = []
+    for arrival in range(7):
+        queue.push(_request(arrival, "flood", priority=1))
+        held.append(_admit(queue))
+    queue.push(_request(7, "flood", priority=0))
+    assert queue.peek() is None
+    for request in (held[4], held[2]):  # the worker was lost
+        queue.push(request)
+    assert [_admit(queue), _admit(queue)] == [held[2], held[4]]
+    queue.ended(held[0], 1)
+    assert _admit(queue).arrival == 7
+
+
+def test_after_a_restart_a_tenant_at_its_limit_goes_on() -> None:
+    bench = Bench(make_limits(max_slots=1), policy="fair")
+    bench.submit(make_request(0, [1, 2, 3], priority=1, tenant="a"))
+    bench.turn(depth=1)
+    bench.submit(make_request(1, [1, 2, 3], priority=0, tenant="a"))
+    bench.restart()
+    bench.drain()
+
+
+def test_discarded_requests_do_not_pile_up_behind_a_head_that_stays() -> None:
+    queue = FairShareQueue(8)
+    queue.push(_request(0, "a"))
+    for arrival in range(1, 2000):
+        request = _request(arrival, "a")
+        queue.push(request)
+        assert queue.discard(request)
+    assert len(queue._tenants["a"].fresh._heap) < 100
+    last = _request(5000, "a")
+    queue.push(last)
+    assert list(queue) == [queue.pop(), last]
+    assert queue.pop() is last
+
+
 def test_a_tenant_that_has_nothing_left_is_forgotten() -> None:
     queue = FairShareQueue(8)
     waiting, running = _request(0, "a"), _request(1, "a")
@@ -85,6 +123,7 @@ def test_a_tenant_that_has_nothing_left_is_forgotten() -> None:
     assert queue.discard(waiting)
     assert not queue.discard(waiting)
     queue.ended(running, 5)
+    assert queue._tenants == {}
     queue.push(_request(2, "a"))
     assert len(queue) == 1
     assert _admit(queue).arrival == 2

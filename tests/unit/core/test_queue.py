@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tercet_core.scheduling.queue import OrderedQueue, make_queue
+from tercet_core.scheduling.ordered_queue import OrderedQueue
+from tercet_core.scheduling.queue import make_queue
 from tercet_core.scheduling.request import Request
 from tercet_shared.errors import ConfigurationError
 from tests.unit.core.support import make_request

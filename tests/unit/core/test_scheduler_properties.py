@@ -8,10 +8,11 @@ By default a small, fixed set of examples runs. For a long, random run set ``TER
 from __future__ import annotations
 
 import os
+import random
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tercet_core.scheduling.state import Limits
 from tests.unit.core.kv_worker import continuation
@@ -21,21 +22,24 @@ EXAMPLES = int(os.environ.get("TERCET_PROPERTY_EXAMPLES", "0"))
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 6, 6, 6, 6, 6, 6], [9, 8, 7, 6, 5, 4])
 
+PRIORITIES = (0, 0, 0, 1, 2)
+TENANTS = ("a", "a", "a", "b", "c")
 
-@st.composite
-def small_limits(draw: st.DrawFn) -> Limits:
-    """Pools hold half a longest request to two of them."""
-    block_size = draw(st.sampled_from([1, 2, 2, 4]))
-    model_len = draw(st.integers(8, 32))
-    room = draw(st.sampled_from([50, 100, 100, 130, 160, 200]))
+
+def small_limits(draw: random.Random) -> Limits:
+    """Pools hold half a longest request to four of them."""
+    block_size = draw.choice([1, 2, 2, 4])
+    model_len = draw.randint(8, 32)
+    room = draw.choice([50, 100, 100, 130, 160, 200, 400])
     return Limits(
-        max_slots=draw(st.integers(1, 6)),
+        max_slots=draw.choice([1, 2, 3, 4, 5, 6, 8]),  # from 8 on fair sharing keeps one back
         num_blocks=max(model_len * room // (100 * block_size), 1),
         block_size=block_size,
         max_model_len=model_len,
-        max_batched_tokens=draw(st.sampled_from([1, 2, 3, 5, 8, 16, 32, 32])),
-        long_prefill_limit=draw(st.sampled_from([0, 0, 1, 3, 8])),
-        prefix_caching=draw(st.booleans()),
+        max_batched_tokens=draw.choice([1, 2, 3, 5, 8, 16, 32, 32]),
+        long_prefill_limit=draw.choice([0, 0, 1, 3, 8]),
+        max_partial_prefills=draw.choice([0, 0, 1, 2]),
+        prefix_caching=draw.random() < 0.5,
         vocab_size=11,
     )
 
@@ -43,17 +47,25 @@ def small_limits(draw: st.DrawFn) -> Limits:
 class SchedulerMachine(RuleBasedStateMachine):
     """One core at one depth; the worker's results come as late as the depth allows."""
 
-    @initialize(
-        limits=small_limits(),
-        depth=st.integers(1, 4),
-        policy=st.sampled_from(["priority", "priority", "fcfs"]),
-        drafts=st.sampled_from([None, None, None, (1, 0), (0, 2), (2, 2), (4, 0), (1, 4)]),
-        wire=st.booleans(),
-    )
-    def start(self, limits: Limits, depth: int, policy: str, drafts: tuple[int, int] | None, wire: bool) -> None:
-        self.bench = Bench(limits, policy=policy, wire=wire)
-        self.depth = depth
-        self.drafts = drafts  # tokens to propose whenever possible: right ones, then wrong ones
+    @initialize(seed=st.integers(0, 2**64 - 1))
+    def start(self, seed: int) -> None:
+        """Chooses the setting, and who is there from the start.
+
+        By a seed, because Hypothesis likes to repeat its first choices: most settings would never meet.
+        """
+        draw = random.Random(seed)
+        limits = small_limits(draw)
+        policy = draw.choice(["priority", "priority", "fcfs", "fair", "fair"])
+        self.bench = Bench(limits, policy=policy, wire=draw.random() < 0.5)
+        self.depth = draw.randint(1, 4)
+        # Tokens to propose whenever possible: right ones, then wrong ones.
+        self.drafts = draw.choice([None, None, None, (1, 0), (0, 2), (2, 2), (4, 0), (1, 4)])
+        note(f"{limits}, {policy}, depth {self.depth}, drafts {self.drafts}")
+        for number in range(draw.choice([0, 0, 3, 6, 12])):
+            prompt = PROMPTS[0][: min(draw.randint(1, 9), limits.max_model_len - 1)]
+            output = limits.max_model_len - len(prompt)
+            priority, tenant = draw.choice(PRIORITIES), draw.choice(TENANTS)
+            self.bench.submit(make_request(number, prompt, max_tokens=output, priority=priority, tenant=tenant))
 
     @rule(
         stream=st.sampled_from(PROMPTS),
@@ -62,13 +74,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         output=st.sampled_from([1, 2, 6, 12, 18, 24, 24]),
         resumed=st.sampled_from([0, 0, 0, 1, 5]),
         stops=st.sampled_from([(), (), (), (0,), (3, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9)]),
-        priority=st.sampled_from([0, 0, 0, 1, 2]),
+        priority=st.sampled_from(PRIORITIES),
         front_end=st.integers(0, 2),
         salt=st.sampled_from(["", "", "", "other"]),
+        tenant=st.sampled_from(TENANTS),
         copies=st.sampled_from([1, 1, 2, 3]),
     )
     def submit(
         self,
+        *,
         stream: list[int],
         length: int,
         tail: list[int],
@@ -78,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         front_end: int,
         salt: str,
+        tenant: str,
         copies: int,
     ) -> None:
         longest = self.bench.limits.max_model_len
@@ -98,6 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     front_end=front_end,
                     attempt=int(resumed > 0),
                     salt=salt,
+                    tenant=tenant,
                 )
             )
 
@@ -143,6 +159,22 @@ class SchedulerMachine(RuleBasedStateMachine):
                 bench.propose(client, len(picks), 1)
         elif bench.sent:
             bench.deliver(not_finite=picks[:1] if kind == "not finite" else (), fails=kind == "step fails")
+
+    @precondition(lambda self: self.bench.reference.running)
+    @rule(blocks=st.sampled_from([None, None, 100, 60, 150]))
+    def restart(self, blocks: int | None) -> None:
+        """``blocks``: None for the same worker, else the size of another one's pool in percent of the present one."""
+        self.bench.restart(None if blocks is None else max(self.bench.limits.num_blocks * blocks // 100, 1))
+
+    @precondition(lambda self: self.bench.reference.waiting or self.bench.reference.aside)
+    @rule(picks=st.sampled_from([None, [], [0], [1, 0], [2, 5]]))
+    def set_aside_and_bring_back(self, picks: list[int] | None) -> None:
+        """``picks``: who comes back; None brings all back that were set aside before."""
+        if picks is None:
+            self.bench.bring_back()
+        else:
+            self.bench.set_aside()
+            self.bench.bring_back([client for pick in picks if (client := self._pick(pick)) is not None])
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import io
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,13 @@ class Stage:
 
     def pids(self) -> dict[str, int]:
         return {name: int(pid) for name, pid in (line.rsplit(" ", 1) for line in self.noted("start"))}
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    # Not tmp_path: its name is too long for a Unix socket.
+    with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as path:
+        yield Path(path)
 
 
 @pytest.fixture

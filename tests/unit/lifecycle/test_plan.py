@@ -26,7 +26,7 @@ def test_each_service_gets_what_it_understands_and_the_addresses_fit(monkeypatch
     core = parse(CoreSettings, list(child(made, "core").argv[3:]))
     worker = parse(WorkerSettings, list(child(made, "worker").argv[3:]))
     assert (frontend.model, frontend.port, frontend.log_level) == ("model", 9000, "debug")
-    assert (core.pipeline_depth, core.max_num_seqs) == (3, 8)
+    assert (core.model, core.pipeline_depth, core.max_num_seqs) == ("model", 3, 8)
     assert (worker.model, worker.dtype, worker.max_num_seqs) == ("model", "float32", 8)
     assert frontend.core == [core.listen] == ["unix:/run/x/engine.sock"]
     assert core.link == worker.link == RUN / "link.sock"
@@ -40,6 +40,34 @@ def test_keys_travel_in_the_environment_of_the_front_end_only(monkeypatch: pytes
     front = child(made, "front end")
     monkeypatch.setenv("TERCET_API_KEY", front.env["TERCET_API_KEY"])
     assert parse(FrontendSettings, list(front.argv[3:])).api_key == ["sesame", "open"]
+
+
+def test_several_front_ends_share_a_socket_and_are_started_again() -> None:
+    made = plan("--frontends=3").holding(5).sharing(7)
+    assert [spec.name for spec in made.children] == ["front end 1", "front end 2", "front end 3", "core", "worker"]
+    fronts = made.children[:3]
+    assert {spec.role for spec in fronts} == {made.frontend}
+    parsed = [parse(FrontendSettings, list(spec.argv[3:])) for spec in fronts]
+    assert [settings.process_socket for settings in parsed] == [RUN / f"http{number}.sock" for number in (1, 2, 3)]
+    assert [settings.listen_fd for settings in parsed] == [7, 7, 7]
+    # The first answers /livez and /readyz from the beginning on; one that is started again has the others for that.
+    assert [settings.accept_when_ready for settings in parsed] == [False, True, True]
+    for spec in fronts:
+        assert spec.holds == (5, 7)
+        assert spec.restart is not None
+        again = spec.restarted()
+        assert parse(FrontendSettings, list(again.argv[3:])).accept_when_ready
+        assert again.restarted() == again
+    core, worker = made.children[3:]
+    assert (core.holds, worker.holds) == ((5,), (5,))
+    assert not any("--listen-fd" in argument for spec in (core, worker) for argument in spec.argv)
+
+
+def test_the_only_front_end_opens_its_own_socket() -> None:
+    front = child(plan(), "front end")
+    settings = parse(FrontendSettings, list(front.argv[3:]))
+    assert (settings.listen_fd, settings.process_socket, settings.accept_when_ready) == (None, None, False)
+    assert front.restart is None
 
 
 def test_a_flag_beats_a_variable_in_the_children_too() -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tercet_shared.lifecycle.pipes import LineReader
@@ -122,10 +123,61 @@ async def test_the_second_interrupt_kills_at_once(run: Run) -> None:
     assert run.left() == []
 
 
-async def test_services_die_with_a_killed_supervisor_and_the_next_start_cleans_up(run: Run) -> None:
+def janitor_of(pid: int) -> psutil.Process:
+    """Returns the process that tidies up after ``pid``."""
+    (found,) = (child for child in psutil.Process(pid).children() if any("sweeper" in part for part in child.cmdline()))
+    return found
+
+
+async def test_a_killed_supervisor_leaves_no_process_and_no_file(run: Run) -> None:
     async with run.started("worker=--stubborn") as process:
         await run.announced(process)
+        janitor = janitor_of(process.pid)
+        pidfds = [os.pidfd_open(pid) for pid in (*run.pids(), janitor.pid)]
+        process.kill()
+        await process.wait()
+        assert process.stdout is not None
+        await asyncio.wait_for(process.stdout.read(), 20)  # nobody else holds it
+        for pidfd in pidfds:
+            await ended(pidfd)
+    assert run.left() == []
+
+
+async def test_the_directory_of_a_killed_supervisor_stays_until_its_last_service_has_ended(run: Run) -> None:
+    go = run.base.with_name("go")
+    os.mkfifo(go)
+    async with run.started(f"worker=--outlives {go}") as process:
+        await run.announced(process)
+        janitor = os.pidfd_open(janitor_of(process.pid).pid)
+        worker = os.pidfd_open(run.pids()[-1])
+        process.kill()
+        await process.wait()
+        tidied = asyncio.create_task(ended(janitor))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(tidied), 0.3)
+        (directory,) = run.base.iterdir()
+        assert (directory / "work.sock").exists()
+        go.write_text("end")
+        await ended(worker)
+        await tidied
+    assert run.left() == []
+
+
+async def test_a_stop_takes_the_janitor_along(run: Run) -> None:
+    async with run.started() as process:
+        await run.announced(process)
+        janitor = janitor_of(process.pid).pid
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert not runs(janitor)
+    assert run.left() == []
+
+
+async def test_the_next_start_removes_what_a_killed_janitor_has_left(run: Run) -> None:
+    async with run.started() as process:
+        await run.announced(process)
         pidfds = [os.pidfd_open(pid) for pid in run.pids()]
+        janitor_of(process.pid).kill()
         process.kill()
         await process.wait()
         for pidfd in pidfds:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tercet_shared.wire.step import StepPlan, StepResult, WorkerHello, decode_result, encode_plan
+from tercet_shared.wire.step import (
+    GrammarMask,
+    StepPlan,
+    StepResult,
+    WorkerHello,
+    decode_result,
+    encode_mask,
+    encode_plan,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +56,14 @@ class WorkerLink:
     def submit(self, plan: StepPlan) -> None:
         """Sends a plan after all earlier ones. Raises `LinkError` when the worker is gone."""
         self._link.send(encode_plan(plan))
+
+    def submit_mask(self, mask: GrammarMask) -> None:
+        """Sends the mask of a plan that was sent before. Raises `LinkError` when the worker is gone.
+
+        Masks share the ring of the plans. The worker drains it also while a step waits for its mask, so the order of
+        plans and masks blocks nobody; and there is one mask for a plan at most, so the depth bounds both.
+        """
+        self._link.send(encode_mask(mask))
 
     async def close(self, goodbye: str) -> None:
         """Ends the link and tells the worker why."""

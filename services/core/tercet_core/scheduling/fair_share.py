@@ -10,8 +10,9 @@ counter alone does not help a newcomer when every slot is taken for minutes.
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
+
+from tercet_core.scheduling.ordered_queue import OrderedQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,12 +28,13 @@ RESERVED_SHARE = 8
 class _Tenant:
     """What is known of one tenant while it has requests."""
 
-    __slots__ = ("counter", "holding", "waiting")
+    __slots__ = ("counter", "fresh", "holding", "resuming")
 
     def __init__(self, counter: int) -> None:
         self.counter = counter
         self.holding = 0  # requests that were admitted and have not ended
-        self.waiting: list[tuple[tuple[int, int], int, Request]] = []  # a heap, removal is lazy
+        self.fresh = OrderedQueue(_rank)  # those that wait and were never admitted
+        self.resuming = OrderedQueue(_rank)  # those that wait and hold a slot
 
 
 class FairShareQueue:
@@ -41,26 +43,23 @@ class FairShareQueue:
     def __init__(self, max_slots: int) -> None:
         self._limit = max(max_slots - max_slots // RESERVED_SHARE, 1)
         self._tenants: dict[str, _Tenant] = {}
-        self._tickets: dict[Request, int] = {}
+        self._lines: dict[Request, OrderedQueue] = {}  # where each waits
         self._admitted: set[Request] = set()
-        self._next_ticket = 0
 
     def push(self, request: Request) -> None:  # noqa: D102  # see WaitingQueue
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
             active = [other.counter for other in self._tenants.values()]
             tenant = self._tenants[request.tenant] = _Tenant(min(active, default=0))
-        self._next_ticket += 1
-        self._tickets[request] = self._next_ticket
-        heapq.heappush(tenant.waiting, ((request.priority, request.arrival), self._next_ticket, request))
+        line = tenant.resuming if request in self._admitted else tenant.fresh
+        line.push(request)
+        self._lines[request] = line
 
     def peek(self) -> Request | None:  # noqa: D102  # see WaitingQueue
         best: tuple[int, int, Request] | None = None
         for tenant in self._tenants.values():
             request = self._head(tenant)
-            if request is None or (request.slot is None and tenant.holding >= self._limit):
-                continue
-            if best is None or (tenant.counter, request.arrival) < best[:2]:
+            if request is not None and (best is None or (tenant.counter, request.arrival) < best[:2]):
                 best = (tenant.counter, request.arrival, request)
         return best[2] if best is not None else None
 
@@ -68,18 +67,19 @@ class FairShareQueue:
         request = self.peek()
         if request is None:
             raise IndexError("nobody waits")
-        tenant = self._tenants[request.tenant]
-        heapq.heappop(tenant.waiting)
-        del self._tickets[request]
+        self._lines.pop(request).pop()
         if request not in self._admitted:
+            tenant = self._tenants[request.tenant]
             self._admitted.add(request)
             tenant.holding += 1
             tenant.counter += PROMPT_WEIGHT * request.prompt_len
         return request
 
     def discard(self, request: Request) -> bool:  # noqa: D102  # see WaitingQueue
-        if self._tickets.pop(request, None) is None:
+        line = self._lines.pop(request, None)
+        if line is None:
             return False
+        line.discard(request)
         self._forget_idle(request.tenant)
         return True
 
@@ -93,20 +93,30 @@ class FairShareQueue:
         self._forget_idle(request.tenant)
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._lines)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(list(self._tickets))
+        return iter(list(self._lines))
 
     def _head(self, tenant: _Tenant) -> Request | None:
-        while tenant.waiting:
-            _, ticket, request = tenant.waiting[0]
-            if self._tickets.get(request) == ticket:
-                return request
-            heapq.heappop(tenant.waiting)
-        return None
+        """Returns who is next of a tenant. One that has all the slots it may have gets no further one.
+
+        What holds a slot does not wait behind those that would need one: after a restart nobody runs, and if all that
+        may run stood behind them, nobody ever would.
+        """
+        resuming = tenant.resuming.peek()
+        if tenant.holding >= self._limit:
+            return resuming
+        fresh = tenant.fresh.peek()
+        if resuming is None or (fresh is not None and _rank(fresh) < _rank(resuming)):
+            return fresh
+        return resuming
 
     def _forget_idle(self, name: str) -> None:
         tenant = self._tenants[name]
-        if tenant.holding == 0 and self._head(tenant) is None:
+        if not (tenant.holding or tenant.fresh or tenant.resuming):
             del self._tenants[name]
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival

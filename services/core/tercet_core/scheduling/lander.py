@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tercet_core.scheduling.outputs import End, Output
+from tercet_core.scheduling.drawn import Drawn, DrawnLogProbs, grouped
+from tercet_core.scheduling.guides import Landed
+from tercet_core.scheduling.logprobs import PromptRun, TokenLogProbs, check_rows
+from tercet_core.scheduling.outputs import End, Output, prompt_output, row_of
 from tercet_core.scheduling.request import Ending, FrontEnd
 from tercet_core.scheduling.table import STOP_WIDTH
 from tercet_shared.errors import InternalError, ProtocolError
 from tercet_shared.hashing import KEY_BYTES, BlockKey
-from tercet_shared.wire.step import BlockId, Slot
+from tercet_shared.wire.step import BlockId, Slot, empty_i32
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from tercet_core.scheduling.state import FlightRecord, SchedulerState
     from tercet_shared.errors import TercetError
     from tercet_shared.wire.step import I32, Bool, StepResult
@@ -44,7 +45,7 @@ class Lander:
         finite = np.ones(len(record.slots), np.bool_)
         if not result.error:
             finite[result.not_finite] = False
-            self._check(record, accepted, result.token_ids, finite)
+            self._check(record, accepted, result, finite)
         state.flight.popleft()  # nothing has changed so far
         live = table.epoch[record.slots] == record.epochs
         table.in_flight[record.slots[live]] -= 1
@@ -53,11 +54,18 @@ class Lander:
         state.counters.discarded_tokens += int(accepted[~live].sum())
         sampled = live & record.samples
         self._settle(record, accepted, live, sampled, finite)
-        rows = np.flatnonzero(sampled & finite).astype(np.int32)
-        slots = record.slots[rows]
-        kept, ids, starts = self._accept(slots, accepted[rows], result, rows)
+        outputs = self._prompt_logprobs(record, result, live & finite)
+        drew = sampled & finite
+        if record.pools is not None:
+            drew &= ~record.pools
+        rows = np.flatnonzero(drew).astype(np.int32)
+        drawn = self._accept(record.slots[rows], accepted[rows], result, rows)
         self._publish_blocks(record.slots[live & finite])
-        outputs = self._finish(slots, kept, ids, starts)
+        outputs += self._finish(drawn)
+        if state.guided:
+            self._inform_guides(drawn)
+        if record.pools is not None:
+            outputs += self._pool(record, result, sampled)
         broken = record.slots[live & ~finite]  # also a chunk: what follows it would be computed from its KV
         if len(broken):
             state.counters.not_finite_rows += len(broken)
@@ -76,14 +84,32 @@ class Lander:
                 raise ProtocolError(f"The worker's answer to step {result.step_id} has wrong rows.")
         return flight[0]
 
-    def _check(self, record: FlightRecord, accepted: I32, ids: I32, finite: Bool) -> None:
+    def _check(self, record: FlightRecord, accepted: I32, result: StepResult, finite: Bool) -> None:
+        step, rows, ids = record.step_id, len(record.slots), result.token_ids
         low = (record.samples & finite).astype(np.int32)
+        pooled = empty_i32()
+        if record.pools is not None:
+            pooled = np.flatnonzero(low * record.pools).astype(np.int32)
+            low[pooled] = 0
         high = low * (1 + record.drafts)
         vocab = self._state.limits.vocab_size
         if ((accepted < low) | (accepted > high)).any():
-            raise ProtocolError(f"The worker's answer to step {record.step_id} has a wrong number of tokens.")
+            raise ProtocolError(f"The worker's answer to step {step} has a wrong number of tokens.")
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocab):
-            raise ProtocolError(f"The worker's answer to step {record.step_id} has a token outside the vocabulary.")
+            raise ProtocolError(f"The worker's answer to step {step} has a token outside the vocabulary.")
+        if not np.array_equal(result.pooled_rows, pooled):
+            raise ProtocolError(f"The worker's answer to step {step} has vectors of wrong rows.")
+        if len(pooled):
+            width, rest = divmod(len(result.pooled), len(pooled))
+            if not width or rest or self._state.vector_width not in {0, width}:
+                raise ProtocolError(f"The worker's answer to step {step} has vectors of a wrong size.")
+            self._state.vector_width = width
+        elif len(result.pooled):
+            raise ProtocolError(f"The worker's answer to step {step} has vectors of no row.")
+        if result.logprobs is not None:
+            check_rows(result.logprobs, rows, accepted, step)
+        if result.prompt_logprobs is not None:
+            check_rows(result.prompt_logprobs, rows, None, step)
 
     def _settle(self, record: FlightRecord, accepted: I32, live: Bool, sampled: Bool, finite: Bool) -> None:
         """Takes back placeholders, rolls back rejected drafts, and notes whose KV has landed."""
@@ -96,24 +122,32 @@ class Lander:
         if record.drafts.any():
             table.computed[slots] -= rejected[resident]
 
-    def _accept(self, slots: I32, counts: I32, result: StepResult, rows: I32) -> tuple[I32, I32, I32]:
-        """Appends tokens to their requests, cut at the first stop id and at the limit.
-
-        Returns:
-            kept [n] tokens per row, the ids of all rows one after the other, and where each row starts among them.
-        """
+    def _accept(self, slots: I32, counts: I32, result: StepResult, rows: I32) -> Drawn:
+        """Appends tokens to their requests, cut at the first stop id and at the limit; ``rows``: those of the step."""
         table = self._state.table
         first = result.token_offsets[rows]
         if (counts != 1).any():
-            return self._accept_many(slots, counts, result.token_ids, first)
-        ids = result.token_ids[first]
-        positions = table.known[slots]
-        table.tokens[slots, positions] = ids
-        table.known[slots] = positions + 1
-        self._state.counters.output_tokens += len(ids)
-        return counts, ids, np.arange(len(ids), dtype=np.int32)
+            drawn = self._accept_many(slots, counts, result.token_ids, first)
+        else:
+            ids = result.token_ids[first]
+            positions = table.known[slots]
+            table.tokens[slots, positions] = ids
+            table.known[slots] = positions + 1
+            drawn = Drawn(slots, counts, ids, np.arange(len(ids), dtype=np.int32))
+        self._state.counters.output_tokens += len(drawn.ids)
+        fresh = np.flatnonzero(table.known[slots] - drawn.kept == table.first[slots]).astype(np.int32)
+        if len(fresh):
+            owners = [table.requests[slot] for slot in slots[fresh].tolist()]
+            drawn.fresh = fresh
+            drawn.fresh_cached = np.array([owner.cached_tokens for owner in owners if owner is not None], np.int32)
+        if (columns := result.logprobs) is not None:
+            asked = np.isin(columns.rows, rows)
+            if asked.any():
+                own = np.searchsorted(rows, columns.rows[asked]).astype(np.int32)
+                drawn.logprobs = DrawnLogProbs(own, columns.token_offsets[:-1][asked], TokenLogProbs.of(columns))
+        return drawn
 
-    def _accept_many(self, slots: I32, counts: I32, ids: I32, first: I32) -> tuple[I32, I32, I32]:
+    def _accept_many(self, slots: I32, counts: I32, ids: I32, first: I32) -> Drawn:
         table = self._state.table
         kept = np.zeros_like(counts)
         parts: list[I32] = []
@@ -128,9 +162,7 @@ class Lander:
             table.known[slot] = known + len(row)
             kept[i] = len(row)
             parts.append(row)
-        flat = np.concatenate(parts)
-        self._state.counters.output_tokens += len(flat)
-        return kept, flat, np.cumsum(kept, dtype=np.int32) - kept
+        return Drawn(slots, kept, np.concatenate(parts), np.cumsum(kept, dtype=np.int32) - kept)
 
     def _is_stop(self, slots: I32, ids: I32) -> Bool:
         """Returns, for pairs of slot and token, whether the token ends the slot's request."""
@@ -140,8 +172,7 @@ class Lander:
         for i in many.tolist():
             request = table.requests[slots[i]]
             if request is not None:
-                rest = (request.params.eos_token_ids + request.params.stop_token_ids)[STOP_WIDTH:]
-                hit[i] = int(ids[i]) in rest
+                hit[i] = int(ids[i]) in request.stop_ids[STOP_WIDTH:]
         return hit
 
     # ---------------------------------------------------------------------------------------- prefix keys
@@ -181,56 +212,76 @@ class Lander:
 
     # ---------------------------------------------------------------------------------------- ends
 
-    def _finish(self, slots: I32, kept: I32, ids: I32, starts: I32) -> list[Output]:
+    def _finish(self, drawn: Drawn) -> list[Output]:
         """Ends what has ended and returns the rows per front end."""
+        slots = drawn.slots
         if not len(slots):
             return []
         state, table = self._state, self._state.table
-        last = ids[starts + kept - 1]
+        last = drawn.ids[drawn.starts + drawn.kept - 1]
         stopped = self._is_stop(slots, last)
         ended = np.flatnonzero(stopped | (table.known[slots] >= table.limit[slots]))
-        ends: dict[int, End] = {}
         for row in ended.tolist():
             request = table.requests[slots[row]]
             cached = request.cached_tokens if request is not None else 0
             if stopped[row]:
-                ends[row] = End(row, Ending.STOP, int(last[row]), cached)
+                drawn.ends[row] = End(row, Ending.STOP, int(last[row]), cached)
             else:
-                ends[row] = End(row, Ending.LENGTH, -1, cached)
-        front_ends = table.front_end[slots]
-        outputs = [
-            self._output(FrontEnd(int(front_end)), rows, slots, kept, ids, starts, ends)
-            for front_end, rows in _grouped(front_ends)
-        ]
+                drawn.ends[row] = End(row, Ending.LENGTH, -1, cached)
+        outputs = drawn.outputs(table)
         if len(ended):
             state.end([Slot(slot) for slot in slots[ended].tolist()])
         return outputs
 
-    def _output(
-        self, front_end: FrontEnd, rows: I32 | None, slots: I32, kept: I32, ids: I32, starts: I32, ends: dict[int, End]
-    ) -> Output:
+    def _inform_guides(self, drawn: Drawn) -> None:
+        """Keeps what requests drew under a grammar for their guides, unless it has ended them."""
         table = self._state.table
-        if rows is None:  # all rows
-            offsets = np.zeros(len(slots) + 1, np.int32)
-            np.cumsum(kept, out=offsets[1:])
-            return Output(front_end, table.handle[slots], table.attempt[slots], offsets, ids, list(ends.values()))
-        mine = slots[rows]
-        lengths = kept[rows]
-        offsets = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
-        picks = np.repeat(starts[rows] - offsets[:-1], lengths) + np.arange(int(offsets[-1]), dtype=np.int32)
-        own = [
-            End(i, end.ending, end.stop_id, end.cached_tokens)
-            for i, row in enumerate(rows.tolist() if ends else [])
-            if (end := ends.get(row)) is not None
-        ]
-        return Output(front_end, table.handle[mine], table.attempt[mine], offsets, ids[picks], own)
+        for i in np.flatnonzero(table.guided[drawn.slots]).tolist():  # a slot without an owner is not guided
+            slot, start = Slot(int(drawn.slots[i])), int(drawn.starts[i])
+            request = table.requests[slot]
+            if request is None or request.guide is None:
+                raise AssertionError(f"slot {slot} has no guide")
+            tokens = drawn.ids[start : start + int(drawn.kept[i])].tolist()
+            item = self._state.landed.setdefault(slot, Landed(slot, int(table.epoch[slot]), request, request.guide, []))
+            item.tokens += tokens
+
+    def _pool(self, record: FlightRecord, result: StepResult, sampled: Bool) -> list[Output]:
+        """Ends the requests whose vector has come and returns them."""
+        outputs: list[Output] = []
+        if not len(result.pooled_rows):
+            return outputs
+        vectors = result.pooled.reshape(len(result.pooled_rows), -1)
+        for row, vector in zip(result.pooled_rows.tolist(), vectors, strict=True):
+            if not sampled[row]:
+                continue
+            (request,) = self._state.end([Slot(int(record.slots[row]))])
+            output = row_of(request, [], End(0, Ending.STOP, -1, request.cached_tokens))
+            output.pooled = [(0, vector)]
+            outputs.append(output)
+        return outputs
+
+    def _prompt_logprobs(self, record: FlightRecord, result: StepResult, landed: Bool) -> list[Output]:
+        """Returns what has become known about prompts, for those who asked and have not ended."""
+        columns = result.prompt_logprobs
+        if columns is None:
+            return []
+        table, found = self._state.table, dict[FrontEnd, list[PromptRun]]()
+        values = TokenLogProbs.of(columns)
+        bounds = columns.token_offsets.tolist()
+        for i, (row, first) in enumerate(zip(columns.rows.tolist(), columns.first.tolist(), strict=True)):
+            slot = record.slots[row]
+            if landed[row] and bounds[i + 1] > bounds[i]:
+                run = PromptRun(
+                    int(table.handle[slot]), int(table.attempt[slot]), first, values.slice(bounds[i], bounds[i + 1])
+                )
+                found.setdefault(FrontEnd(int(table.front_end[slot])), []).append(run)
+        return [prompt_output(front_end, runs) for front_end, runs in found.items()]
 
     def _fail(self, slots: I32, error: TercetError) -> list[Output]:
         """Ends requests whose step failed; what they computed themselves does not stay cached."""
         state, table = self._state, self._state.table
         outputs = []
-        for front_end, rows in _grouped(table.front_end[slots]):
+        for front_end, rows in grouped(table.front_end[slots]):
             mine = slots if rows is None else slots[rows]
             ends = [End(i, Ending.ERROR, error=error) for i in range(len(mine))]
             empty = np.zeros(len(mine) + 1, np.int32)
@@ -242,16 +293,3 @@ class Lander:
             state.pool.forget(own)
         state.end([Slot(slot) for slot in slots.tolist()])
         return outputs
-
-
-def _grouped(values: npt.NDArray[np.int32]) -> list[tuple[int, I32 | None]]:
-    """Returns each distinct value with the rows that hold it; None stands for all rows when there is only one value."""
-    if not len(values):
-        return []
-    first = int(values[0])
-    if (values == first).all():
-        return [(first, None)]
-    order = np.argsort(values, kind="stable").astype(np.int32)
-    ranked = values[order]
-    cuts = np.flatnonzero(np.diff(ranked)) + 1
-    return [(int(values[rows[0]]), rows) for rows in np.split(order, cuts)]

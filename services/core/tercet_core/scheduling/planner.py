@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tercet_core.scheduling.guides import Gate
 from tercet_core.scheduling.request import Failure
 from tercet_core.scheduling.state import FlightRecord, NewRow, SchedulerState, blocks_for, blocks_of
 from tercet_shared.errors import InternalError
 from tercet_shared.hashing import block_key
-from tercet_shared.wire.step import NewSlot, NewSlots, Slot, StepPlan, empty_i32
+from tercet_shared.pooling import Pooling
+from tercet_shared.wire.step import NewSlot, NewSlots, Slot, StepPlan, empty_i32, offsets_of
 
 if TYPE_CHECKING:
     from tercet_core.scheduling.request import Request
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _NO_NEW = NewSlots.empty()
 """Columns without rows, shared by all plans that start nothing; nobody writes to them."""
+
+_NO_TOKENS = empty_i32()
 
 
 class Planner:
@@ -74,6 +78,8 @@ class Planner:
         drafts = table.drafts[order]
         need = ahead + drafts - table.computed[order]
         need[ahead >= table.limit[order]] = 0  # only EOS and stop tokens waste a row
+        if self._state.guided:  # what the grammar forces is taken when the tokens in flight have landed
+            need[table.forced[order] & (table.placeholders[order] > 0)] = 0
         cap = limits.long_prefill_limit
         granted = np.minimum(need, cap) if cap else need
         before = np.cumsum(granted) - granted
@@ -206,7 +212,7 @@ class Planner:
         table.append(slot)
         self._count_start(request, known, computed)
         tokens_known = table.tokens[slot, :known].copy()
-        row = NewSlot(slot, int(table.epoch[slot]), request.prompt_len, tokens_known, request.params)
+        row = NewSlot(slot, int(table.epoch[slot]), request.prompt_len, tokens_known, request.params, request.pooling)
         return NewRow(row, blocks, tokens, computed)
 
     def _fail_unfit(self, request: Request) -> None:
@@ -223,8 +229,13 @@ class Planner:
         )
 
     def _new_slot(self, request: Request) -> Slot:
-        limit = min(request.prompt_len + request.params.max_tokens, self._state.limits.max_model_len)
-        return self._state.table.admit(request, limit)
+        state = self._state
+        limit = min(request.prompt_len + request.params.max_tokens, state.limits.max_model_len)
+        if request.pooling is not Pooling.NONE:
+            limit = request.prompt_len + 1  # the vector counts as a token that never comes
+        state.guided += request.guide is not None
+        state.pooling += request.pooling is not Pooling.NONE
+        return state.table.admit(request, limit)
 
     def _keys(self, request: Request, known: int) -> list[BlockKey]:
         """Returns the keys of the blocks that may be matched: whole ones that leave at least one token to compute.
@@ -232,7 +243,7 @@ class Planner:
         Stops at the first key that the pool does not know: what comes after it cannot match.
         """
         table, pool = self._state.table, self._state.pool
-        if not pool.caching:
+        if not (pool.caching and request.reads_cache):
             return []
         size = table.block_size
         keys = request.keys
@@ -293,9 +304,14 @@ class Planner:
         )
         if state.draft_ids:
             self._attach_drafts(plan, drafts)
-        state.flight.append(
-            FlightRecord(plan.step_id, slots, table.epoch[slots], table.residence[slots], num_tokens, samples, drafts)
-        )
+        if state.appends:
+            self._attach_appended(plan)
+        record = FlightRecord(
+            plan.step_id, slots, table.epoch[slots], table.residence[slots], num_tokens, samples, drafts,
+            gate=self._gate(plan, after) if state.guided else None,
+            pools=samples & table.pools[slots] if state.pooling else None,
+        )  # fmt: skip
+        state.flight.append(record)
         state.freed = []
         state.next_step += 1
         state.counters.steps += 1
@@ -325,3 +341,25 @@ class Planner:
         rows = plan.slots[drafts > 0].tolist()
         plan.draft_ids = np.concatenate([state.draft_ids.pop(slot) for slot in rows]) if rows else empty_i32()
         state.table.drafts[rows] = 0
+
+    def _attach_appended(self, plan: StepPlan) -> None:
+        """Tells the worker the forced tokens of the rows that it hears of in this step."""
+        state, table = self._state, self._state.table
+        parts = [
+            table.tokens[slot, start : table.known[slot]]
+            if (start := state.appends.pop(Slot(slot), None)) is not None
+            else _NO_TOKENS
+            for slot in plan.slots.tolist()
+        ]
+        plan.appended_offsets = offsets_of([len(part) for part in parts])
+        plan.appended_ids = np.concatenate(parts)
+
+    def _gate(self, plan: StepPlan, after: I32) -> Gate | None:
+        """Marks the rows that sample under a grammar; ``after``: [S] tokens computed after the step."""
+        table = self._state.table
+        rows = np.flatnonzero(plan.samples & table.guided[plan.slots]).astype(np.int32)
+        if not len(rows):
+            return None
+        plan.gated = rows
+        slots = plan.slots[rows]
+        return Gate(slots, table.epoch[slots], after[rows])

@@ -6,10 +6,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NewType
 
+from tercet_shared.pooling import Pooling
+from tercet_shared.sampling_params import OFF
+
 if TYPE_CHECKING:
+    from tercet_core.scheduling.guides import Guide
     from tercet_shared.errors import TercetError
     from tercet_shared.hashing import BlockKey
     from tercet_shared.sampling_params import SamplingParams
+    from tercet_shared.structured import Grammar
     from tercet_shared.wire.step import I32, Slot
 
 FrontEnd = NewType("FrontEnd", int)
@@ -40,6 +45,9 @@ class Request:
         root: key before the first block (model, adapter, salt).
         priority: smaller is served first.
         tenant: for fairness.
+        pooling: not NONE: it yields one vector and no token.
+        grammar: what its output must look like; None: free text.
+        guide: the grammar, compiled; there before a request with a grammar is queued.
         arrival: order of submission; kept through preemptions.
         slot: its row in every table, from admission to its end.
         keys: keys of its leading whole blocks, as far as they were needed.
@@ -58,12 +66,36 @@ class Request:
     root: BlockKey
     priority: int = 0
     tenant: str = ""
+    pooling: Pooling = Pooling.NONE
+    grammar: Grammar | None = None
+    guide: Guide | None = None
     arrival: int = -1
     slot: Slot | None = None
     keys: list[BlockKey] = field(default_factory=list)
     cached_tokens: int = 0
     admitted: bool = False
     lost_tokens: int = 0
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end it."""
+        own = self.params.eos_token_ids + self.params.stop_token_ids
+        return own if self.guide is None else tuple(dict.fromkeys(own + self.guide.end_ids))
+
+    @property
+    def takes_forced(self) -> bool:
+        """Whether tokens that its grammar forces may be taken without being drawn.
+
+        Not where log-probabilities are asked for, which only a step yields, nor where its parameters exclude tokens:
+        what is drawn where they and the grammar exclude each other is for the worker to say.
+        """
+        params = self.params
+        return params.logprobs == OFF and not params.allowed_token_ids and not params.bad_words
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it may begin with cached blocks: not where something is asked of every token of its prompt."""
+        return self.params.prompt_logprobs == OFF and self.pooling is not Pooling.MEAN
 
 
 @dataclass(frozen=True, slots=True)

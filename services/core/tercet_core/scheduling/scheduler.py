@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tercet_core.kv_cache.block_pool import BlockPool
+from tercet_core.scheduling.guides import Guidance
 from tercet_core.scheduling.lander import Lander
 from tercet_core.scheduling.planner import Planner
 from tercet_core.scheduling.queue import make_queue
 from tercet_core.scheduling.state import Counters, Limits, SchedulerState
 from tercet_core.scheduling.table import RequestTable
 from tercet_shared.errors import ContextLengthError, InvalidRequestError
+from tercet_shared.pooling import Pooling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tercet_core.scheduling.guides import GuideWork, Settled
     from tercet_core.scheduling.outputs import Output
     from tercet_core.scheduling.request import Failure, Request
     from tercet_shared.wire.step import I32, StepPlan, StepResult
@@ -37,6 +40,7 @@ class Scheduler:
         self._state = SchedulerState(limits, table, pool, make_queue(policy, limits.max_slots))
         self._planner = Planner(self._state)
         self._lander = Lander(self._state)
+        self._guidance = Guidance(self._state)
         self._arrivals = 0
 
     @property
@@ -80,7 +84,14 @@ class Scheduler:
         return self._state.table
 
     def submit(self, request: Request) -> None:
-        """Queues a request.
+        """Queues a request; one with a grammar must have its guide by now. Raises as `check` does."""
+        self.check(request)
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self._state.queue.push(request)
+
+    def check(self, request: Request) -> None:
+        """Says whether a request can be queued.
 
         Raises:
             InvalidRequestError: it has no tokens, or ids or parameters out of range.
@@ -92,6 +103,9 @@ class Scheduler:
             raise InvalidRequestError("The prompt must have at least one token.", param="prompt")
         if int(request.tokens.min()) < 0 or int(request.tokens.max()) >= limits.vocab_size:
             raise InvalidRequestError("The prompt has a token id outside the vocabulary.", param="prompt")
+        if request.pooling is not Pooling.NONE:
+            self._check_pooling(request)
+            return
         request.params.check(vocab_size=limits.vocab_size)
         if prompt + 1 > limits.max_model_len or known >= limits.max_model_len:
             raise ContextLengthError(
@@ -106,9 +120,15 @@ class Scheduler:
             )
         if known - prompt >= request.params.max_tokens:
             raise InvalidRequestError("The resumed output has reached max_tokens already.", param="max_tokens")
-        request.arrival = self._arrivals
-        self._arrivals += 1
-        self._state.queue.push(request)
+
+    def _check_pooling(self, request: Request) -> None:
+        limit = self._state.limits.max_model_len
+        if len(request.tokens) > request.prompt_len or request.grammar is not None:
+            raise InvalidRequestError("A request for a vector has no output and no grammar.", param="pooling")
+        if request.prompt_len > limit:
+            raise ContextLengthError(
+                f"The input has {request.prompt_len} tokens, but the context only {limit}.", param="prompt"
+            )
 
     def end(self, requests: list[Request]) -> None:
         """Ends requests at any moment, waiting, running or preempted; blocks and slots are free at once.
@@ -165,13 +185,15 @@ class Scheduler:
                 self._state.queue.push(request)
 
     def propose(self, request: Request, ids: I32) -> None:
-        """Gives a decoding request tokens to verify in its next plan; ignored unless nothing of it is in flight.
+        """Gives a decoding request tokens to verify in its next plan.
+
+        Ignored unless nothing of it is in flight, and where a grammar guides it.
 
         At most as many are kept as its limit leaves room for.
         """
         table, slot = self._state.table, request.slot
-        if slot is None or not table.running[slot] or table.in_flight[slot]:
-            return
+        if slot is None or not table.running[slot] or table.in_flight[slot] or table.guided[slot]:
+            return  # what a grammar allows after a draft is not known before the draft is
         room = int(table.limit[slot]) - int(table.known[slot]) - 1
         if room <= 0 or int(table.known[slot]) - int(table.computed[slot]) != 1:
             return
@@ -192,6 +214,14 @@ class Scheduler:
             ProtocolError: the result does not belong to that step, or breaks the protocol.
         """
         return self._lander.apply(result)
+
+    def guide_work(self) -> GuideWork | None:
+        """Returns what grammars have to compute after a plan or a result, or None. See `guides`."""
+        return self._guidance.work()
+
+    def settle(self, work: GuideWork) -> Settled:
+        """Takes over what grammars have computed; to be called before the next plan or result."""
+        return self._guidance.settle(work)
 
     def take_failures(self) -> list[Failure]:
         """Returns and forgets the requests that ended with an error while planning."""
@@ -220,6 +250,14 @@ class Scheduler:
         _require(table.running[order].all(), "a slot in the running order that does not run")
         _require(int(table.running.sum()) == len(order), "a running slot that is not in the order")
         _require(not held[~table.running[owned]].any(), "a preempted request that holds blocks")
+        appends = self._state.appends
+        _require(
+            all(table.running[slot] and not table.in_flight[slot] for slot in appends),
+            "forced tokens for a row that is in flight or has none",
+        )
+        _require(not (table.forced[owned] & ~table.guided[owned]).any(), "forced tokens without a grammar")
+        _require(int(table.guided.sum()) == self._state.guided, "a wrong number of guided requests")
+        _require(int(table.pools.sum()) == self._state.pooling, "a wrong number of pooling requests")
         _require(not any(request in self._state.aside for request in self._state.queue), "a request in two places")
         counted = np.zeros(pool.num_blocks, np.int32)
         for slot in owned.tolist():

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tercet_core.kv_cache.block_pool import BlockPool
+from tercet_shared.pooling import Pooling
 
 if TYPE_CHECKING:
+    from tercet_core.scheduling.guides import Gate, Landed
     from tercet_core.scheduling.queue import WaitingQueue
     from tercet_core.scheduling.request import Failure, Request
     from tercet_core.scheduling.table import RequestTable
@@ -55,6 +57,8 @@ class FlightRecord:
     num_tokens: I32  # [S]
     samples: Bool  # [S]
     drafts: I32  # [S]
+    gate: Gate | None = None  # of the rows that sample under a grammar
+    pools: Bool | None = None  # [S] rows that yield a vector with this step; None: there are none
 
 
 @dataclass(slots=True)
@@ -85,6 +89,14 @@ class SchedulerState:
     draft_ids: dict[int, I32] = field(default_factory=dict)  # by slot, for rows whose `drafts` is not 0
     failures: list[Failure] = field(default_factory=list)  # requests that ended while planning
     aside: dict[Request, None] = field(default_factory=dict)  # kept out of planning for a while; an ordered set
+    guided: int = 0  # requests with a slot whose output a grammar guides
+    pooling: int = 0  # requests with a slot that yield a vector
+    landed: dict[Slot, Landed] = field(default_factory=dict)  # output that guides have not taken yet
+    appends: dict[Slot, int] = field(default_factory=dict)  # where forced tokens begin that the worker does not know of
+    loose: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # steps (id, gated rows) whose masks do not matter any more
+    vector_width: int = 0  # of pooled vectors; 0: none has come yet
     next_step: int = 1
 
     def release_blocks(self, slot: Slot) -> None:
@@ -100,6 +112,7 @@ class SchedulerState:
         table.landed[slot] = 0
         table.drafts[slot] = 0
         self.draft_ids.pop(slot, None)
+        self.appends.pop(slot, None)
 
     def preempt(self, slot: Slot) -> None:
         """Takes a running request's blocks; it waits, with its slot and its known tokens, where its arrival puts it."""
@@ -119,9 +132,17 @@ class SchedulerState:
         """Forgets the steps in flight and all KV; every request keeps its slot and its known tokens, and waits.
 
         Args:
-            num_blocks: blocks of a new, empty worker; None: the worker is the same, but what it computed is not used.
+            num_blocks: blocks of a new, empty worker; None: the worker is the same, but what it computed is not used,
+                and the oldest step is the only one in flight that it has answered.
         """
         table = self.table
+        # The worker waits for the masks of the steps behind the one that failed, though nobody wants their tokens.
+        unanswered = [*self.flight][1:]
+        self.loose += [
+            (record.step_id, len(record.gate.slots))
+            for record in unanswered
+            if record.gate is not None and record.gate.due
+        ]
         self.flight.clear()
         for slot in table.order.tolist():
             request = table.requests[slot]
@@ -139,6 +160,7 @@ class SchedulerState:
         if num_blocks is None:
             return
         self.freed = []
+        self.loose = []
         if num_blocks != self.pool.num_blocks:
             self.limits = replace(self.limits, num_blocks=num_blocks)
             self.pool = BlockPool(num_blocks, caching=self.limits.prefix_caching, events=self.pool.events)
@@ -155,6 +177,9 @@ class SchedulerState:
             self.release_blocks(slot)
             self.queue.ended(request, int(self.table.known[slot]) - request.prompt_len)
             owners.append(self.table.vacate(slot))
+            self.guided -= request.guide is not None
+            self.pooling -= request.pooling is not Pooling.NONE
+            self.landed.pop(slot, None)
             self.freed.append(slot)
         self.table.drop_stopped()
         return owners

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tercet_shared.pooling import Pooling
 from tercet_shared.wire.step import Slot
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ class RequestTable:
         hashed: leading blocks whose key was computed.
         matched: leading blocks that came from the prefix cache; what follows, the request computed itself.
         limit: tokens (prompt + output) at which the request ends.
+        first: tokens (prompt + resumed output) that came with the request; the next is the first that it yields here.
+
+    Flags:
+        guided: whether a grammar guides the output (see `guides`).
+        forced: whether the grammar has forced tokens to take once nothing of the row is in flight.
+        pools: whether the row yields a vector instead of tokens.
     """
 
     def __init__(self, *, max_slots: int, max_model_len: int, block_size: int) -> None:
@@ -61,6 +68,7 @@ class RequestTable:
         self.hashed: I32 = column()
         self.matched: I32 = column()
         self.limit: I32 = column()
+        self.first: I32 = column()
         self.priority: I32 = column()
         self.arrival = column(np.int64)
         self.epoch: I32 = column()
@@ -71,6 +79,9 @@ class RequestTable:
         self.stops = np.full((max_slots, STOP_WIDTH), NO_TOKEN, np.int32)
         self.many_stops = column(np.bool_)
         self.running = column(np.bool_)
+        self.guided = column(np.bool_)
+        self.forced = column(np.bool_)
+        self.pools = column(np.bool_)
         self.tokens = np.zeros((max_slots, max_model_len), np.int32)  # prompt + output
         self.blocks = np.zeros((max_slots, self.max_blocks), np.int32)  # the block table, `held` entries of each row
         self.requests: list[Request | None] = [None] * max_slots
@@ -101,6 +112,7 @@ class RequestTable:
         self.requests[slot] = request
         self.tokens[slot, :known] = request.tokens
         self.known[slot] = known
+        self.first[slot] = known
         self.limit[slot] = limit
         self.priority[slot] = request.priority
         self.arrival[slot] = request.arrival
@@ -111,7 +123,9 @@ class RequestTable:
             self.computed, self.placeholders, self.drafts, self.landed, self.in_flight, self.held, self.hashed,
         ):  # fmt: skip
             counter[slot] = 0
-        stop_ids = request.params.eos_token_ids + request.params.stop_token_ids
+        self.guided[slot] = request.guide is not None
+        self.pools[slot] = request.pooling is not Pooling.NONE
+        stop_ids = request.stop_ids
         self.stops[slot] = NO_TOKEN
         self.stops[slot, : min(len(stop_ids), STOP_WIDTH)] = stop_ids[:STOP_WIDTH]
         self.many_stops[slot] = len(stop_ids) > STOP_WIDTH
@@ -136,7 +150,7 @@ class RequestTable:
         if request is None:
             raise AssertionError(f"slot {slot} has no owner")
         self.requests[slot] = None
-        self.running[slot] = False
+        self.running[slot] = self.guided[slot] = self.forced[slot] = self.pools[slot] = False
         self.epoch[slot] += 1
         self._free.append(slot)
         request.slot = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,10 +20,18 @@ from tercet_shared.errors import (
     UnavailableError,
 )
 from tercet_shared.hashing import root_key
-from tercet_shared.sampling_params import SamplingParams
+from tercet_shared.pooling import Pooling
+from tercet_shared.sampling_params import OFF, SamplingParams
+from tercet_shared.structured import Grammar, GrammarKind
+from tercet_shared.wire.step import offsets_of
 
 if TYPE_CHECKING:
-    from tercet_core.scheduling.outputs import Output
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from tercet_core.scheduling.logprobs import PromptRun, TokenLogProbs
+    from tercet_core.scheduling.outputs import Output, RowLogProbs
     from tercet_core.scheduling.scheduler import Scheduler
     from tercet_shared.wire.step import I32
 
@@ -38,6 +47,8 @@ _KINDS: tuple[tuple[type[TercetError], pb.ErrorKind], ...] = (
 
 _ROW_BYTES = 20
 """Bytes of a row in a step frame without its tokens: handle, attempt, offset and some of an end."""
+_TOKEN_BYTES, _TOP_BYTES = 12, 8
+"""Bytes of a token's log-probability, rank and offset, and of each of its alternatives."""
 
 
 def error_kind(error: TercetError) -> pb.ErrorKind:
@@ -55,7 +66,7 @@ def rejected(handle: int, attempt: int, error: TercetError) -> pb.Rejected:
 def request_from(submit: pb.Submit, front_end: FrontEnd, model_fingerprint: str) -> Request:
     """Returns the scheduler's request. Raises `InvalidRequestError` when the message is malformed."""
     prompt, resumed = _ids(submit.prompt_ids, "prompt"), _ids(submit.resumed_ids, "resumed_ids")
-    sampling = submit.sampling
+    pooling = _member(Pooling, submit.pooling, "pooling")
     return Request(
         front_end=front_end,
         handle=submit.handle,
@@ -63,21 +74,55 @@ def request_from(submit: pb.Submit, front_end: FrontEnd, model_fingerprint: str)
         request_id=submit.request_id,
         prompt_len=len(prompt),
         tokens=np.concatenate([prompt, resumed]) if len(resumed) else prompt,
-        params=SamplingParams(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            stop_token_ids=tuple(sampling.stop_token_ids),
-            eos_token_ids=tuple(sampling.eos_token_ids),
-        ),
+        # How tokens are drawn says nothing about a vector.
+        params=_params(submit.sampling) if pooling is Pooling.NONE else SamplingParams(),
         root=root_key(model_fingerprint, salt=submit.cache_salt),
         priority=submit.priority,
         tenant=submit.tenant,
+        pooling=pooling,
+        grammar=_grammar(submit.grammar) if submit.HasField("grammar") else None,
     )
+
+
+def _params(sampling: pb.Sampling) -> SamplingParams:
+    if len(sampling.bias_ids) != len(sampling.bias_values):
+        raise InvalidRequestError("logit_bias must have one value for each token.", param="logit_bias")
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        eos_token_ids=tuple(sampling.eos_token_ids),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(zip(sampling.bias_ids, sampling.bias_values, strict=True)),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in sampling.bad_words),
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else OFF,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else OFF,
+    )
+
+
+def _grammar(message: pb.Grammar) -> Grammar:
+    param = message.param or "response_format"
+    grammar = Grammar(_member(GrammarKind, message.kind, param), message.text, param)
+    grammar.check()
+    return grammar
+
+
+E = TypeVar("E", bound=Enum)
+
+
+def _member(kind: type[E], value: int, param: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidRequestError(f"{param}: this core knows no kind {value}.", param=param) from None
 
 
 def _ids(raw: bytes, param: str) -> I32:
@@ -86,16 +131,22 @@ def _ids(raw: bytes, param: str) -> I32:
     return np.frombuffer(raw, "<i4")
 
 
+# ---------------------------------------------------------------------------------------------- core → front end
+
+
 def step_frames(output: Output, *, max_bytes: int) -> list[pb.EngineFrame]:
     """Returns ``output`` as one frame, or as several where it would exceed ``max_bytes``.
 
-    A row is never split between frames; one row alone is bounded by the model's length.
+    What is about prompts comes first. A row is never split between frames; one row alone is bounded by the model's
+    length.
     """
+    frames = [frame for run in output.prompt_logprobs for frame in _prompt_frames(run, max_bytes)]
     rows = len(output.handles)
-    sizes = np.diff(output.token_offsets) * 4 + _ROW_BYTES
+    if not rows:
+        return frames
+    sizes = _row_sizes(output)
     if int(sizes.sum()) <= max_bytes:
-        return [pb.EngineFrame(step=_step(output, 0, rows))]
-    frames = []
+        return [*frames, pb.EngineFrame(step=_step(output, 0, rows))]
     start = 0
     total = np.cumsum(sizes)
     while start < rows:
@@ -104,6 +155,18 @@ def step_frames(output: Output, *, max_bytes: int) -> list[pb.EngineFrame]:
         frames.append(pb.EngineFrame(step=_step(output, start, stop)))
         start = stop
     return frames
+
+
+def _row_sizes(output: Output) -> npt.NDArray[np.int64]:
+    """Returns about how many bytes each row takes in a frame."""
+    lengths = np.diff(output.token_offsets)
+    sizes: npt.NDArray[np.int64] = lengths.astype(np.int64) * 4 + _ROW_BYTES
+    if (own := output.logprobs) is not None:
+        bounds = own.values.top_offsets[offsets_of(lengths[own.rows].tolist())]
+        sizes[own.rows] += lengths[own.rows] * _TOKEN_BYTES + np.diff(bounds) * _TOP_BYTES
+    for row, vector in output.pooled:
+        sizes[row] += vector.nbytes
+    return sizes
 
 
 def _step(output: Output, start: int, stop: int) -> pb.Step:
@@ -130,7 +193,53 @@ def _step(output: Output, start: int, stop: int) -> pb.Step:
             for end in ends
             if end.error is not None
         )
+    if len(output.start_rows):
+        first, last = np.searchsorted(output.start_rows, [start, stop])
+        step.start_rows = (output.start_rows[first:last] - np.int32(start)).tobytes()
+        step.start_cached = output.start_cached[first:last].tobytes()
+    if output.logprobs is not None:
+        _add_logprobs(step, output, output.logprobs, start, stop)
+    pooled = [(row, vector) for row, vector in output.pooled if start <= row < stop]
+    if pooled:
+        step.pooled_rows = np.array([row - start for row, _ in pooled], np.int32).tobytes()
+        step.pooled = b"".join(vector.tobytes() for _, vector in pooled)
     return step
+
+
+def _add_logprobs(step: pb.Step, output: Output, own: RowLogProbs, start: int, stop: int) -> None:
+    first, last = np.searchsorted(own.rows, [start, stop]).tolist()
+    if first == last:
+        return
+    tokens = offsets_of(np.diff(output.token_offsets)[own.rows].tolist())
+    step.logprobs.CopyFrom(_logprobs(own.values.slice(int(tokens[first]), int(tokens[last]))))
+    step.logprobs.rows = (own.rows[first:last] - np.int32(start)).tobytes()
+
+
+def _prompt_frames(run: PromptRun, max_bytes: int) -> Iterator[pb.EngineFrame]:
+    """Yields the frames of a run, cut where one would exceed ``max_bytes``."""
+    total = np.arange(1, len(run.values) + 1) * _TOKEN_BYTES + run.values.top_offsets[1:].astype(np.int64) * _TOP_BYTES
+    start = 0
+    while start < len(run.values):
+        base = int(total[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(total, base + max_bytes, side="right")), start + 1)
+        part = pb.PromptLogProbs(
+            handle=run.handle,
+            attempt=run.attempt,
+            first=run.first + start,
+            logprobs=_logprobs(run.values.slice(start, stop)),
+        )
+        yield pb.EngineFrame(prompt_logprobs=[part])
+        start = stop
+
+
+def _logprobs(values: TokenLogProbs) -> pb.LogProbs:
+    return pb.LogProbs(
+        token_logprobs=values.logprobs.tobytes(),
+        token_ranks=values.ranks.tobytes(),
+        top_offsets=values.top_offsets.tobytes(),
+        top_ids=values.top_ids.tobytes(),
+        top_logprobs=values.top_logprobs.tobytes(),
+    )
 
 
 def stats_of(scheduler: Scheduler, step_seconds: float) -> pb.Stats:

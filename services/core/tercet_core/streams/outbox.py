@@ -13,6 +13,7 @@ from tercet_core.scheduling.outputs import merged
 from tercet_core.streams.encoding import step_frames
 
 if TYPE_CHECKING:
+    from tercet_core.scheduling.logprobs import PromptRun
     from tercet_core.scheduling.outputs import Output
     from tercet_proto.v1 import engine_pb2 as pb
 
@@ -21,6 +22,10 @@ MAX_PENDING_ROWS = 1_000_000
 
 FRAME_BYTES = 1024 * 1024
 """Size above which a step's results are split into several frames."""
+
+
+def _weight(run: PromptRun) -> int:
+    return len(run.values) + len(run.values.top_ids)
 
 
 class Outbox:
@@ -46,7 +51,9 @@ class Outbox:
     def put(self, output: Output) -> None:
         """Adds the rows of one step; returns at once."""
         self._outputs.append(output)
-        self._rows += len(output.handles) + len(output.token_ids)
+        self._rows += len(output.handles) + len(output.token_ids) + sum(map(_weight, output.prompt_logprobs))
+        if output.logprobs is not None:
+            self._rows += len(output.logprobs.values.top_ids)
         self._filled.set()
 
     def put_frame(self, frame: pb.EngineFrame) -> None:

@@ -1,0 +1,1 @@
+"""The tools of the ``tercet`` command; no service needs them."""

@@ -1,0 +1,1 @@
+"""``tercet bench serve``: load on a server, and what it answers."""

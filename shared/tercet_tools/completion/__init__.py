@@ -1,0 +1,1 @@
+"""``tercet completion``: what makes shells complete the command."""

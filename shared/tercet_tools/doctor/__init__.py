@@ -1,0 +1,1 @@
+"""``tercet doctor``: what this machine offers, and what a model needs."""
