@@ -71,6 +71,12 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
     report("preparing kernels", None)  # compiles them where this machine has not yet
     library = load_kernels_or_warn()
     attention = _attention(config, settings.block_size, dtype, library, threads)
+    if settings.batch_invariant and not isinstance(attention, CpuAttention):
+        raise ConfigurationError(
+            "--batch-invariant needs the compiled kernels: the pure-torch fallback adds up in an order that depends on "
+            "the batch.",
+            param="batch_invariant",
+        )
     # Packed weights are of use to the kernels only, and those need attention of their own.
     compiled = library if isinstance(attention, CpuAttention) else None
     quantization = Quantization(settings.quantization)

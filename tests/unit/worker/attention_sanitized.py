@@ -132,7 +132,7 @@ def main() -> None:
     attention_abi.declare(cdll)
     rng = np.random.default_rng(0)
     runs = 0
-    for isa in range(4):
+    for isa in range(5):
         if not cdll.tercet_isa_available(isa):
             continue
         for dtype in (0, 1):

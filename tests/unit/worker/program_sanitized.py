@@ -15,6 +15,9 @@ import numpy as np
 from tercet_worker.kernels import step_abi
 from tercet_worker.kernels.step_abi import PANEL, Call, Epilogue, Op, OpKind
 
+QUANTIZED = {1: (4, 32, 2, True), 2: (4, 32, 4, True), 3: (8, 32, 2, False), 4: (8, 16, 4, True)}
+"""Of each weight format: bits, columns of a block, bytes of a scale, and whether there are minima."""
+
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: int) -> np.ndarray:
     """Returns normal values that own their memory, as float32 or as bfloat16 bits."""
@@ -72,6 +75,31 @@ class Run:
         )  # fmt: skip
         self.call(op, values(rng, (rows, inputs), self.dtype), target)
 
+    def quantized(self, rng: np.random.Generator, rows: int, blocks: int, outputs: int, kind: int) -> None:
+        """Packs, multiplies and gathers quantized weights."""
+        bits, block, width, minima = QUANTIZED[kind]
+        inputs, panels = blocks * block, -(-outputs // PANEL)
+        packed = np.zeros(panels * PANEL * (inputs * bits // 8 + blocks * width * (1 + minima)), np.uint8)
+        q = rng.integers(0, 1 << bits, (outputs, inputs)).astype(np.uint8)
+        scales = rng.standard_normal((outputs, blocks)).astype(np.float16 if width == 2 else np.float32)
+        least = scales.copy()
+        self.cdll.tercet_weights_pack_quant(
+            kind, packed.ctypes.data, inputs, panels, 0, 1, 0, outputs,
+            q.ctypes.data, scales.ctypes.data, least.ctypes.data if minima else None,
+        )  # fmt: skip
+        op = Op(
+            kind=OpKind.LINEAR, epilogue=Epilogue.STORE_FLOAT, in_features=inputs, out_features=outputs, panels=panels,
+            format=kind, weight=packed.ctypes.data,
+        )  # fmt: skip
+        self.call(op, values(rng, (rows, inputs), 1), np.zeros((rows, outputs), np.float32))
+        ids = rng.integers(0, outputs, rows).astype(np.int32)
+        ids[-1] = outputs - 1
+        op = Op(
+            kind=OpKind.EMBED, in_features=outputs, out_features=inputs, panels=panels, scalar=1.0, format=kind,
+            weight=packed.ctypes.data,
+        )  # fmt: skip
+        self.call(op, None, np.zeros((rows, inputs), np.float32), token_ids=ids.ctypes.data)
+
     def others(self, rng: np.random.Generator, rows: int, size: int, vocabulary: int) -> None:
         packed, panels = self.pack(values(rng, (vocabulary, size), self.dtype), parts=1)
         ids = rng.integers(0, vocabulary, rows).astype(np.int32)
@@ -105,7 +133,7 @@ def main() -> None:
     step_abi.declare(cdll)
     rng = np.random.default_rng(0)
     runs = 0
-    for isa in range(4):
+    for isa in range(5):
         if not cdll.tercet_isa_available(isa):
             continue
         for dtype in (0, 1):
@@ -117,6 +145,9 @@ def main() -> None:
                 for epilogue in Epilogue:
                     run.product(rng, rows, inputs, outputs, epilogue)
                 run.others(rng, rows, inputs, outputs)
+                if dtype:
+                    for kind in QUANTIZED:
+                        run.quantized(rng, rows, int(rng.integers(1, 9)), outputs, kind)
                 runs += 1
             Run(cdll, dtype, isa, 2).product(rng, 40, 2_101 if dtype else 1_050, 50, Epilogue.STORE)
     print(f"{runs} runs")
