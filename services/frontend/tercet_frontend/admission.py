@@ -6,10 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tercet_shared.errors import UnavailableError
+from tercet_frontend.access.occupancy import Occupancy
+from tercet_frontend.running import RunningRequests
+from tercet_shared.errors import CancelledByClientError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+    from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 
     from tercet_frontend.cores.interface import Cores
     from tercet_frontend.tokenizing import ModelText
@@ -41,9 +43,15 @@ class Admission:
 
     It goes one way: loading → loaded (`loaded`) → draining (`drain`) → expired (`expire`). While loaded, it is ready
     whenever the cores are. Needs a running event loop.
+
+    Attributes:
+        running: the requests that are in `run`.
+        occupancy: how many there are, and may be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, occupancy: Occupancy | None = None) -> None:
+        self.running = RunningRequests()
+        self.occupancy = Occupancy() if occupancy is None else occupancy
         self._serving: Serving | None = None
         self._draining = False
         self._expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,33 +89,41 @@ class Admission:
             raise UnavailableError(reason or "The server is not ready.")
         return self._serving
 
-    async def run(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    async def run(
+        self, receive: Receive, work: Coroutine[Any, Any, T], *, tenant: str = "", ids: Sequence[str] = ()
+    ) -> T:
         """Returns what ``work`` returns, unless the client or the server goes first; then ``work`` is cancelled.
 
         Args:
             receive: the request's ASGI channel, from which the body has been read.
             work: runs as a task of its own, which has ended when this returns.
+            tenant: whose request it is.
+            ids: by any of which its tenant may end it, through `running`.
 
         Raises:
             ClientGoneError: the client closed the connection.
+            CancelledByClientError: it was ended by one of its ids.
             UnavailableError: the server is shutting down, and the grace is over.
         """
         worker = asyncio.ensure_future(work)
         listener = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait((worker, listener, self._expired), return_when=asyncio.FIRST_COMPLETED)
-            if worker.done():
-                return worker.result()
-            if listener.done():
-                listener.result()
-                raise ClientGoneError
-            raise UnavailableError("The server is shutting down.")
-        finally:
-            worker.cancel()
-            listener.cancel()
-            await asyncio.wait((worker, listener))
-            _consume(worker)
-            _consume(listener)
+        with self.running.track(tenant, ids) as cancelled:
+            try:
+                await asyncio.wait((worker, listener, cancelled, self._expired), return_when=asyncio.FIRST_COMPLETED)
+                if worker.done():
+                    return worker.result()
+                if listener.done():
+                    listener.result()
+                    raise ClientGoneError
+                if cancelled.done():
+                    raise CancelledByClientError("The request was cancelled by its id.")
+                raise UnavailableError("The server is shutting down.")
+            finally:
+                worker.cancel()
+                listener.cancel()
+                await asyncio.wait((worker, listener))
+                _consume(worker)
+                _consume(listener)
 
 
 async def _disconnected(receive: Receive) -> None:

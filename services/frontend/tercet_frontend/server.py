@@ -9,24 +9,31 @@ import logging
 import os
 import socket
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import uvicorn
 
+from tercet_frontend.access.connection import ConnectionLimits, limited_protocol
+from tercet_frontend.access.guard import Guard
 from tercet_frontend.admission import Admission, Serving
 from tercet_frontend.app import create_app
-from tercet_frontend.auth import ApiKeys
+from tercet_frontend.conversations import MemoryResponses, RedisResponses
 from tercet_frontend.cores import StaticCores, StreamOptions
+from tercet_frontend.interpreter import settle
+from tercet_frontend.listening import process_listener, shared_listener
 from tercet_frontend.routing import routing_policy
 from tercet_frontend.tokenizing import ModelText, PromptEncoder
 from tercet_shared.checkpoint import Checkpoint
 from tercet_shared.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from starlette.types import ASGIApp
 
+    from tercet_frontend.access.notes import Notes
+    from tercet_frontend.access.tls import ServerTls
+    from tercet_frontend.conversations import ResponseStore
     from tercet_shared.config import FrontendSettings
     from tercet_shared.lifecycle.report import Reporter
 
@@ -40,17 +47,31 @@ sends a request into a connection that is being closed."""
 _BACKLOG = 2_048
 _POLICY = "least_loaded"
 
-logger = logging.getLogger("tercet.frontend")
-
 
 class HttpServer:
-    """uvicorn in this process's event loop, on a socket that is already open. Signals are not its business."""
+    """uvicorn in this process's event loop, on sockets that are already open. Signals are not its business.
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
-        self._listener = listener
+    Args:
+        app: the application.
+        listeners: the sockets.
+        limits: of connections.
+        tls: None for plain HTTP.
+        notes: where connections are logged that were refused.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *listeners: socket.socket,
+        limits: ConnectionLimits | None = None,
+        tls: ServerTls | None = None,
+        notes: Notes | None = None,
+    ) -> None:
+        self._listeners = list(listeners)
+        limits = ConnectionLimits() if limits is None else limits
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=limited_protocol(limits) if notes is None else limited_protocol(limits, notes.refused),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -61,11 +82,13 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE,
             backlog=_BACKLOG,
         )
+        config.load()
+        config.ssl = None if tls is None else tls.context
         self._server = _Uvicorn(config)
 
     async def run(self) -> None:
         """Serves until `stop`; returns when all connections are closed."""
-        await self._server.serve(sockets=[self._listener])
+        await self._server.serve(sockets=self._listeners)
 
     async def wait_until_up(self) -> None:
         """Returns when requests are answered."""
@@ -105,31 +128,105 @@ async def serve(settings: FrontendSettings, reporter: Reporter, stop: asyncio.Ev
         ConfigurationError: the address cannot be listened on, or settings cannot work.
         CheckpointError: the model's tokenizer or configuration cannot be read.
     """
-    keys = ApiKeys(settings.api_key)
-    with open_listener(settings.host, settings.port) as listener, PromptEncoder() as encoder:
-        port = listener.getsockname()[1]
-        admission = Admission()
-        app = create_app(admission=admission, encoder=encoder, keys=keys, max_body_bytes=int(settings.max_body_bytes))
-        http = HttpServer(app, listener)
-        async with asyncio.TaskGroup() as group:
-            server = group.create_task(http.run())
-            backend = group.create_task(_run_backend(settings, reporter, admission))
-            await http.wait_until_up()
-            reporter.ready(port=port, url=_url(settings.host, port))
-            await stop.wait()
-            admission.drain()
-            http.stop()
-            await _wind_down(server, http, admission, settings.grace)
+    async with _closing(Guard(settings)) as guard, _closing(_store(settings)) as store:
+        await _serve(settings, reporter, stop, guard, store)
+
+
+async def _serve(
+    settings: FrontendSettings, reporter: Reporter, stop: asyncio.Event, guard: Guard, store: ResponseStore
+) -> None:
+    with contextlib.ExitStack() as stack:
+        encoder = stack.enter_context(PromptEncoder())
+        listeners = [stack.enter_context(_listener(settings))]
+        if settings.process_socket is not None:
+            listeners.append(stack.enter_context(process_listener(settings.process_socket)))
+        port = listeners[0].getsockname()[1]
+        admission = Admission(guard.occupancy)
+        app = create_app(
+            admission=admission,
+            encoder=encoder,
+            keys=guard.keys,
+            max_body_bytes=int(settings.max_body_bytes),
+            chat_page=settings.chat_page,
+            store=store,
+            quotas=guard.quotas,
+            edge=guard.edge,
+            receive_timeout=settings.receive_timeout,
+        )
+        http = HttpServer(app, *listeners, limits=guard.limits, tls=guard.tls, notes=guard.notes)
+        able = asyncio.Event()
+        async with guard.reloading(), asyncio.TaskGroup() as group:
+            counting = group.create_task(guard.quotas.run())
+            backend = group.create_task(_run_backend(settings, reporter, admission, able))
+            if settings.accept_when_ready:
+                await _first_of(able, stop)
+            if not (settings.accept_when_ready and stop.is_set()):
+                server = group.create_task(http.run())
+                await http.wait_until_up()
+                if settings.listen_fd is not None:  # there are others, so this one counts when it can serve
+                    await _first_of(able, stop)
+                url = _url(settings.host, port, guard.tls)
+                guard.notes.event("start", f"The front end listens on {url}.")
+                reporter.ready(port=port, url=url)
+                await stop.wait()
+                admission.drain()
+                http.stop()
+                await _wind_down(server, http, admission, settings.grace)
             backend.cancel()
+            counting.cancel()
+            guard.notes.event("stop", "The front end has stopped, as it was asked to.")
 
 
-async def _run_backend(settings: FrontendSettings, reporter: Reporter, admission: Admission) -> None:
-    """Loads the model's text, then keeps the cores connected until it is cancelled."""
+def _listener(settings: FrontendSettings) -> socket.socket:
+    if settings.listen_fd is not None:
+        return shared_listener(settings.listen_fd)
+    return open_listener(settings.host, settings.port)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Returns when one of ``events`` is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
+def _store(settings: FrontendSettings) -> ResponseStore:
+    if settings.redis_url is None:
+        return MemoryResponses(ttl=settings.response_ttl)
+    return RedisResponses(settings.redis_url, ttl=settings.response_ttl)
+
+
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
+
+
+@contextlib.asynccontextmanager
+async def _closing(thing: C) -> AsyncIterator[C]:
+    try:
+        yield thing
+    finally:
+        await thing.close()
+
+
+async def _run_backend(
+    settings: FrontendSettings, reporter: Reporter, admission: Admission, able: asyncio.Event
+) -> None:
+    """Loads the model's text, then keeps the cores connected until it is cancelled; sets ``able`` with the first."""
     reporter.progress("loading tokenizer")
     checkpoint = await asyncio.to_thread(Checkpoint.open, settings.model, revision=settings.revision)
-    text = await asyncio.to_thread(ModelText.read, checkpoint)
-    if text.defaults.repetition_penalty not in (None, 1.0):
-        logger.warning("the checkpoint's default repetition penalty is not supported and is left out")
+    text = await asyncio.to_thread(
+        ModelText.read,
+        checkpoint,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
+        trust_request_template=settings.trust_request_chat_template,
+    )
     cores = StaticCores(
         settings.core,
         names=settings.served_model_name or [checkpoint.served_name],
@@ -138,9 +235,13 @@ async def _run_backend(settings: FrontendSettings, reporter: Reporter, admission
         options=StreamOptions.of(settings),
         frontend_id=f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}",
     )
+    settle()
     admission.loaded(Serving(text, cores))
     reporter.progress("waiting for cores")
-    await cores.run()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cores.run())
+        await cores.wait_until_ready()
+        able.set()
 
 
 async def _wind_down(server: asyncio.Task[None], http: HttpServer, admission: Admission, grace: float) -> None:
@@ -185,6 +286,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, tls: ServerTls | None = None) -> str:
+    scheme = "http" if tls is None else "https"
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104  # compared, not bound
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"

@@ -5,18 +5,24 @@ Format: HTML Living Standard, section "Server-sent events"; chunks as in OpenAI'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from tercet_shared.errors import TercetError, error_body
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+
+    from tercet_frontend.api.answers import AnswerHead, Usage
 
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 DONE = b"data: [DONE]\n\n"
+
+_BEAT = b": \n\n"
+"""A comment, which clients ignore; what is between them and the server sees that the connection is alive."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,127 +31,132 @@ _HEADERS = [
 ]
 
 
-class ChunkEncoder(Protocol):
-    """Turns what happens to the choices of one request into events."""
+class Chunks:
+    """What OpenAI's two kinds of chunks share: everything around a choice is known when the answer begins.
 
-    def opening(self, index: int) -> bytes:
-        """Returns what comes before a choice's text; may be nothing."""
+    Args:
+        head: of the answer.
+        kind: the ``object`` of its chunks.
+        include_usage: a chunk with the usage comes before the end, and all others have the field.
+        continuous_usage: that field is the usage so far.
+    """
 
-    def text(self, index: int, text: str) -> bytes:
-        """Returns the event for a piece of text."""
-
-    def end(self, index: int, finish_reason: str) -> bytes:
-        """Returns the event that ends a choice."""
-
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """Returns the event with the usage of the request."""
-
-
-class _Chunks:
-    """What both kinds of chunks share: everything around the text is known when the request starts."""
-
-    def __init__(self, *, identity: str, kind: str, created: int, model: str, include_usage: bool) -> None:
-        fields = {"id": identity, "object": kind, "created": created, "model": model}
+    def __init__(
+        self, head: AnswerHead, kind: str, *, include_usage: bool = False, continuous_usage: bool = False
+    ) -> None:
+        fields = {"id": head.identity, "object": kind, "created": head.created, "model": head.model}
         self._prefix = b"data: " + orjson.dumps(fields)[:-1] + b',"choices":['
         self._suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._heads: list[bytes] = []
-        self._tail = b',"logprobs":null,"finish_reason":null}' + self._suffix
+        self._continuous = include_usage and continuous_usage
+        self._prompt_tokens = head.prompt_tokens
 
-    def _head(self, index: int) -> bytes:
-        """Returns everything before the text of a choice."""
-        heads = self._heads
-        while len(heads) <= index:
-            heads.append(self._prefix + b'{"index":%d,' % len(heads) + self._lead)
-        return heads[index]
+    def chunk(self, choice: Mapping[str, Any], output_tokens: int, extra: Mapping[str, Any] | None = None) -> bytes:
+        """Returns the event of one choice.
 
-    _lead: bytes
+        Args:
+            choice: its JSON values.
+            output_tokens: of the choice so far.
+            extra: fields of the chunk itself.
+        """
+        suffix = self._counted(output_tokens) if self._continuous else self._suffix
+        if extra:
+            suffix = b"]," + orjson.dumps(extra)[1:-1] + suffix[1:]
+        return self._prefix + orjson.dumps(choice) + suffix
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        return self._prefix + b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
+    def usage(self, usage: Usage) -> bytes:
+        """Returns the event with the usage of the request."""
+        return self._prefix + b'],"usage":' + orjson.dumps(usage.as_openai()) + b"}\n\n"
 
+    def done(self) -> bytes:
+        """Returns the terminal event of a complete answer."""
+        return DONE
 
-class ChatChunks(_Chunks):
-    """Events of ``/v1/chat/completions``."""
+    def error(self, error: TercetError) -> bytes:
+        """Returns the error event, and the end of the stream."""
+        return b"data: " + orjson.dumps(error_body(error)) + b"\n\n" + DONE
 
-    _lead = b'"delta":{"content":'
-
-    def __init__(self, *, identity: str, created: int, model: str, include_usage: bool) -> None:
-        super().__init__(
-            identity=identity,
-            kind="chat.completion.chunk",
-            created=created,
-            model=model,
-            include_usage=include_usage,
-        )
-        self._tail = b"}" + self._tail
-
-    def opening(self, index: int) -> bytes:
-        """Returns the event that names the role."""
-        return self._prefix + b'{"index":%d,"delta":{"role":"assistant","content":""}' % index + self._tail[1:]
-
-    def text(self, index: int, text: str) -> bytes:
-        """Returns the event for a piece of text."""
-        return self._head(index) + orjson.dumps(text) + self._tail
-
-    def end(self, index: int, finish_reason: str) -> bytes:
-        """Returns the event that ends a choice."""
-        reason = orjson.dumps(finish_reason)
-        return (
-            self._prefix
-            + b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (index, reason)
-            + self._suffix
-        )
-
-
-class CompletionChunks(_Chunks):
-    """Events of ``/v1/completions``."""
-
-    _lead = b'"text":'
-
-    def __init__(self, *, identity: str, created: int, model: str, include_usage: bool) -> None:
-        super().__init__(
-            identity=identity, kind="text_completion", created=created, model=model, include_usage=include_usage
-        )
-
-    def opening(self, index: int) -> bytes:  # noqa: ARG002  # see ChunkEncoder
-        """Returns nothing: completions have no role."""
-        return b""
-
-    def text(self, index: int, text: str) -> bytes:
-        """Returns the event for a piece of text."""
-        return self._head(index) + orjson.dumps(text) + self._tail
-
-    def end(self, index: int, finish_reason: str) -> bytes:
-        """Returns the event that ends a choice."""
-        reason = orjson.dumps(finish_reason)
-        return (
-            self._prefix + b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}' % (index, reason) + self._suffix
-        )
+    def _counted(self, output_tokens: int) -> bytes:
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": self._prompt_tokens + output_tokens,
+        }
+        return b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
 
 class EventStream:
-    """The response side of one stream. Headers go out with the first event; after the terminal event nothing does."""
+    """The response side of one stream. Headers go out with the first event; after the terminal event nothing does.
 
-    def __init__(self, send: Send) -> None:
-        """Takes the request's ASGI channel."""
+    Attributes:
+        started: whether the headers are out.
+
+    Args:
+        send: the request's ASGI channel.
+        short: a shorter way to the same client (see `tercet_frontend.shortcut`); None where there is none.
+        heartbeat: seconds of silence at most; where nothing else is sent for so long, a comment is. 0 for no limit.
+    """
+
+    def __init__(self, send: Send, short: Send | None = None, *, heartbeat: float = 0.0) -> None:
         self._send = send
+        self._short = send if short is None else short
         self.started = False
         self._ended = False
+        # Two looks per span, so that an event costs no clock and no timer.
+        self._interval = heartbeat / 2
+        self._writes = 0
+        self._seen = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat: asyncio.Task[None] | None = None
 
-    async def write(self, events: bytes) -> None:
+    def write(self, events: bytes) -> Awaitable[None]:
         """Sends events; waits while the client's connection is full."""
+        self._writes += 1
         if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            return self._begin(events)
+        return self._short({"type": "http.response.body", "body": events, "more_body": True})
 
-    async def finish(self, events: bytes = b"") -> None:
-        """Sends the last events and the end of the stream."""
+    async def finish(self, events: bytes) -> None:
+        """Sends the last events and the end of the stream, unless it has ended.
+
+        Cancelled while the connection is full, it has sent nothing and may be called again.
+        """
         if self._ended:
             return
+        self.close()
+        await self._start()
+        await self._send({"type": "http.response.body", "body": events, "more_body": False})
         self._ended = True
-        await self._send({"type": "http.response.body", "body": events + DONE, "more_body": False})
 
-    async def fail(self, error: TercetError) -> None:
-        """Ends the stream with one error event, unless it has ended."""
-        await self.finish(b"data: " + orjson.dumps(error_body(error)) + b"\n\n")
+    def close(self) -> None:
+        """Ends the heartbeat. Nothing that was written is taken back."""
+        self._interval = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    async def _begin(self, events: bytes) -> None:
+        await self._start()
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self._wait()
+
+    async def _start(self) -> None:
+        if not self.started:
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            self.started = True
+
+    def _wait(self) -> None:
+        if self._interval:
+            self._seen = self._writes
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._look)
+
+    def _look(self) -> None:
+        if self._writes == self._seen and (self._beat is None or self._beat.done()):
+            # If the connection is full, it waits as an event would; there is never more than one.
+            self._beat = asyncio.get_running_loop().create_task(self._send_beat())
+        self._wait()
+
+    async def _send_beat(self) -> None:
+        await self._short({"type": "http.response.body", "body": _BEAT, "more_body": True})

@@ -24,7 +24,15 @@ from tercet_shared.checkpoint import Checkpoint
 from tests.fakes.core import FakeCore, FakeRequest
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Callable, Sequence
+
+    from tercet_frontend.access.connection import ConnectionLimits
+    from tercet_frontend.access.occupancy import Occupancy
+    from tercet_frontend.access.quotas import Quotas
+    from tercet_frontend.access.tls import ServerTls
+    from tercet_frontend.conversations import ResponseStore
+    from tercet_frontend.edge import EdgeOptions
 
 MODEL = "smol"
 EOS = 2
@@ -75,10 +83,19 @@ async def running(
     keys: Sequence[str] = (),
     max_body_bytes: int = 1_000_000,
     ready: bool = True,
+    store: ResponseStore | None = None,
+    api_keys: ApiKeys | None = None,
+    occupancy: Occupancy | None = None,
+    quotas: Quotas | None = None,
+    edge: EdgeOptions | None = None,
+    limits: ConnectionLimits | None = None,
+    tls: ServerTls | None = None,
+    verify: ssl.SSLContext | bool = True,
+    receive_timeout: float | None = None,
     **options: Any,
 ) -> AsyncIterator[FrontEnd]:
     """Runs a front end for ``cores``; waits until it is ready unless told otherwise."""
-    admission = Admission()
+    admission = Admission(occupancy)
     pool = StaticCores(
         [core.address for core in cores],
         names=[MODEL],
@@ -89,12 +106,24 @@ async def running(
     )
     key = keys[0] if keys else "unused"
     with PromptEncoder() as encoder, open_listener("127.0.0.1", 0) as listener:
-        app = create_app(admission=admission, encoder=encoder, keys=ApiKeys(keys), max_body_bytes=max_body_bytes)
-        server = HttpServer(app, listener)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app = create_app(
+            admission=admission,
+            encoder=encoder,
+            keys=ApiKeys(keys) if api_keys is None else api_keys,
+            max_body_bytes=max_body_bytes,
+            store=store,
+            quotas=quotas,
+            edge=edge,
+            receive_timeout=receive_timeout,
+        )
+        notes = None if edge is None else edge.notes
+        server = HttpServer(app, listener, limits=limits, tls=tls, notes=notes)
+        url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
         async with (
             asyncio.TaskGroup() as group,
-            httpx.AsyncClient(base_url=url, timeout=TIMEOUT, headers={"Authorization": f"Bearer {key}"}) as http,
+            httpx.AsyncClient(
+                base_url=url, timeout=TIMEOUT, headers={"Authorization": f"Bearer {key}"}, verify=verify
+            ) as http,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=TIMEOUT) as client,
         ):
             serving = group.create_task(server.run())

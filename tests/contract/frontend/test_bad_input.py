@@ -64,7 +64,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
     ({"messages": [*MESSAGES, *_message("Hi", role="king")]}, "messages[1].role"),
-    ({"messages": _message("Hi", role="tool")}, "messages[0].role"),
+    ({"messages": _message("Hi", role="tool")}, "messages[0].tool_call_id"),
     ({"messages": _message("Hi", role=["user"])}, "messages[0].role"),
     ({"messages": _message(None)}, "messages[0].content"),
     ({"messages": _message(5)}, "messages[0].content"),
@@ -80,7 +80,10 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
         {"messages": _message([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}])},
         "messages[0].content[1].type",
     ),
-    ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "x"}]}]},
+        "messages[0].tool_calls[0].function",
+    ),
     ({"temperature": "1"}, "temperature"),
     ({"temperature": True}, "temperature"),
     ({"temperature": -0.1}, "temperature"),
@@ -131,18 +134,92 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": True}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, "stream_options.continuous_usage_stats"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"user": 5}, "user"),
-    # Known, but not built: refused by name.
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": True}, "prompt_logprobs"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias"),
+    ({"logit_bias": {"5": True}}, "logit_bias"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias"),
+    ({"logit_bias": {"²": 1}}, "logit_bias"),
+    ({"logit_bias": {"": 1}}, "logit_bias"),
+    ({"logit_bias": {"49152": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 1, "05": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5_000: 1}}, "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"presence_penalty": False}, "presence_penalty"),
-    ({"frequency_penalty": -1}, "frequency_penalty"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 101}, "repetition_penalty"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [49_152]}, "allowed_token_ids"),
+    ({"allowed_token_ids": ["5"]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": list(range(16_385))}, "allowed_token_ids"),
+    ({"bad_words": "a"}, "bad_words"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"bad_words": ["a"] * 129}, "bad_words"),
+    ({"bad_words": ["a b " * 100]}, "bad_words"),
+    ({"bad_words": ["a" * 1_001]}, "bad_words[0]"),
+    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+    ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 2048}, "truncate_prompt_tokens"),
+    ({"priority": 2**31}, "priority"),
+    ({"priority": 0.5}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "a" * 257}, "cache_salt"),
+    ({"cache_salt": "a\0b"}, "cache_salt"),
+    ({"queue_timeout": 0}, "queue_timeout"),
+    ({"queue_timeout": -1.0}, "queue_timeout"),
+    ({"queue_timeout": 1e9}, "queue_timeout"),
+    ({"return_token_ids": 1}, "return_token_ids"),
+    ({"response_format": "json"}, "response_format"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": True}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a" * 300_000]}}}},
+        "response_format",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": []}, "structured_outputs"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": []}}, "structured_outputs.json"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": [5]}}, "structured_outputs.choice[0]"),
+    ({"structured_outputs": {"choice": ["a"] * 5_000}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.json_object"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs.regex"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    ({"guided_json": "no json"}, "guided_json"),
+    ({"guided_json": 5}, "guided_json"),
+    ({"guided_grammar": ""}, "guided_grammar"),
+    ({"guided_choice": []}, "guided_choice"),
+    # Known, but not built: refused by name.
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"modalities": ["text", "audio"]}, "modalities"),
@@ -163,6 +240,31 @@ async def test_chat_fields(front_end: FrontEnd, fields: dict[str, Any], param: s
     assert error["type"] == "invalid_request_error"
     assert param in error["message"]
     assert len(response.content) < BODY_BOUND
+    await _still_answers(front_end)
+
+
+async def test_errors_say_what_is_wrong(front_end: FrontEnd) -> None:
+    said = {}
+    for name, fields in {
+        "stops": {"stop": ["a"] * 17},
+        "parts": {"messages": _message([])},
+        "kinds": {"temperature": "hot"},
+    }.items():
+        response = await front_end.http.post(CHAT, json=_chat(**fields))
+        said[name] = response.json()["error"]["message"]
+    assert said["stops"] == "stop: at most 16 strings are allowed, not 17."
+    assert "at least 1 item" in said["parts"]
+    assert "valid number" in said["kinds"]
+
+
+async def test_a_schema_that_is_nested_too_deeply(front_end: FrontEnd) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {"not": schema}
+    body = json.dumps(_chat(structured_outputs={"json": schema}))
+    response = await front_end.http.post(CHAT, content=body, headers=JSON)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "structured_outputs.json"
     await _still_answers(front_end)
 
 
@@ -187,7 +289,7 @@ PROMPTS: list[tuple[Any, str]] = [
     ([[5], [49_152]], "prompt[1]"),
     ("a\0b", "prompt"),
     (["a"] * 1025, "prompt"),
-    ([[]] * 200_000, "prompt"),
+    ([[]] * 90_000, "prompt"),
 ]
 
 
@@ -202,8 +304,20 @@ async def test_prompts(front_end: FrontEnd, prompt: Any, param: str) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"echo": True}, {"suffix": "x"}, {"logprobs": 0}, {"best_of": 3}, {"n": 2, "prompt": ["a"] * 600}],
-    ids=str,
+    [
+        {"echo": 1},
+        {"suffix": "x"},
+        {"logprobs": True},
+        {"logprobs": 21},
+        {"best_of": 0},
+        {"best_of": 2, "n": 3},
+        {"best_of": 2, "stream": True},
+        {"best_of": 2, "prompt": ["a"] * 600},
+        {"n": 2, "prompt": ["a"] * 600},
+        {"max_tokens": 0},
+        {"max_tokens": 0, "logprobs": 1},
+    ],
+    ids=lambda fields: str(fields)[:60],
 )
 async def test_completion_fields(front_end: FrontEnd, fields: dict[str, Any]) -> None:
     response = await front_end.http.post(COMPLETION, json={"model": MODEL, "prompt": "a"} | fields)
@@ -235,6 +349,9 @@ BODIES = [
     b'{"model": "m"} trailing',
     b"model=m&messages=x",
     b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"messages": [' + b"[]," * 200_000 + b"0]}",
+    b'{"messages": [' + b"0," * 490_000 + b"0]}",
+    b"{" + b'"a":0,' * 150_000 + b'"a":0}',
     b'{"model": "' + b"m" * 100_000 + b'", "messages": [{"role": "user", "content": "a"}]}',
 ]
 
@@ -268,7 +385,8 @@ async def test_neutral_values_are_accepted(front_end: FrontEnd) -> None:
         "n": 1, "logprobs": False, "top_logprobs": None, "logit_bias": {}, "presence_penalty": 0.0, "best_of": 1,
         "frequency_penalty": 0, "repetition_penalty": 1.0, "response_format": {"type": "text"}, "tools": [],
         "tool_choice": "none", "modalities": ["text"], "stop": [], "user": "somebody", "metadata": {"a": "b"},
-        "stop_token_ids": None, "max_tokens": 4, "max_completion_tokens": 4, "stream": False, "never_heard_of": [{}],
+        "stop_token_ids": None, "structured_outputs": None, "spaces_between_special_tokens": False,
+        "max_tokens": 4, "max_completion_tokens": 4, "stream": False, "never_heard_of": [{}],
     }  # fmt: skip
     response = await front_end.http.post(CHAT, json=_chat(**neutral))
     assert response.status_code == 200, response.text

@@ -71,7 +71,9 @@ async def test_stream_on_the_wire(text: ModelText, says: Any) -> None:
     assert parsed[0]["choices"] == [
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     ]
-    assert parsed[-1]["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
+    assert parsed[-1]["choices"] == [
+        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
     assert all("usage" not in chunk for chunk in parsed)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tercet_frontend.cores.interface import ServedModel
-from tercet_frontend.schemas.chat import Message
+from tercet_frontend.rendering import Conversation
 from tercet_frontend.tokenizing import ModelText, PromptEncoder
-from tercet_shared.checkpoint import ChatTemplate, GenerationDefaults
+from tercet_shared.checkpoint import ChatTemplate, GenerationDefaults, SpecialTokens
 from tercet_shared.errors import ContextLengthError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class _Tokenizer:
         self.threads: list[threading.Thread] = []
         self.release = threading.Event()
         self.release.set()
+
+    special = SpecialTokens()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self.threads.append(threading.current_thread())
@@ -61,21 +63,41 @@ async def test_the_loop_goes_on_meanwhile() -> None:
         assert len((await call)[0]) == 101
 
 
+def _conversation(*contents: str, **more: Any) -> Conversation:
+    messages = [{"role": "user", "content": content} for content in contents]
+    return Conversation(messages=messages, size=sum(map(len, contents)), **more)
+
+
 async def test_chat() -> None:
     tokenizer = _Tokenizer()
-    template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ m.name }};{% endfor %}"
-    messages = [
-        Message(role="developer", content="A"),
-        Message(role="user", content="B", name="C"),
-    ]
+    template = "{% for m in messages %}{{ m.content }};{% endfor %}{{ '>' if add_generation_prompt }}{{ name }}"
     with PromptEncoder() as encoder:
-        ids = await encoder.chat(_text(tokenizer, template), MODEL, messages)
-        assert "".join(map(chr, ids)) == "sA;uBC;"  # the template writes special tokens itself
-        knows = template + "{# developer #}"
-        ids = await encoder.chat(_text(tokenizer, knows), MODEL, messages)
-        assert "".join(map(chr, ids)) == "dA;uBC;"
+        prompt = await encoder.chat(_text(tokenizer, template), MODEL, _conversation("A", "B", variables={"name": "C"}))
+        assert "".join(map(chr, prompt.ids)) == "A;B;>C"  # the template writes special tokens itself
+        assert prompt.end == "A;B;>C"
         with pytest.raises(InvalidRequestError, match="no tokens"):
-            await encoder.chat(_text(tokenizer, ""), MODEL, messages)
+            await encoder.chat(_text(tokenizer, ""), MODEL, _conversation("A"))
+        with pytest.raises(InvalidRequestError, match="no chat template"):
+            await encoder.chat(_text(tokenizer), MODEL, _conversation("A"))
+
+
+async def test_templates_with_much_work_run_in_a_thread() -> None:
+    tokenizer = _Tokenizer()
+    slow = "{% for i in range(999) %}{% for j in range(99) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
+    with PromptEncoder() as encoder:
+        for template in ("{{ messages[0].content }}", slow):
+            prompt = await encoder.chat(_text(tokenizer, template), MODEL, _conversation("A"))
+            assert prompt.ids.tolist() == [65]
+        own = _conversation("A", template="{{ messages[0].content }}")
+        assert (await encoder.chat(_text(tokenizer, "x"), MODEL, own)).ids.tolist() == [65]
+    assert [thread is threading.main_thread() for thread in tokenizer.threads] == [True, False, False]
+
+
+async def test_a_template_of_the_request_that_is_not_valid() -> None:
+    with PromptEncoder() as encoder:
+        with pytest.raises(InvalidRequestError, match="not valid") as caught:
+            await encoder.chat(_text(_Tokenizer(), "x"), MODEL, _conversation("A", template="{% for %}"))
+    assert caught.value.param == "chat_template"
 
 
 @pytest.mark.parametrize("inline", [0, 10**6])
@@ -110,9 +132,7 @@ async def test_a_text_far_too_long_is_not_tokenized_to_its_end(chat: bool) -> No
     prompt = "7" * 1_000_000
     with PromptEncoder() as encoder:
         call: Awaitable[Any] = (
-            encoder.chat(text, MODEL, [Message(role="user", content=prompt)])
-            if chat
-            else encoder.prompts(text, MODEL, (prompt,))
+            encoder.chat(text, MODEL, _conversation(prompt)) if chat else encoder.prompts(text, MODEL, (prompt,))
         )
         with pytest.raises(ContextLengthError) as caught:
             await call

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from tercet_frontend.admission import ClientGoneError
-from tercet_shared.errors import InvalidRequestError, PayloadTooLargeError
+from tercet_frontend.api.structure import check_structure
+from tercet_shared.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
 
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
-    """Returns the JSON object in the body.
+async def read_body(request: Request, limit: int, timeout: float | None = None) -> bytes | bytearray:  # noqa: ASYNC109  # an error of its own
+    """Returns the body, which is said to be JSON.
 
     Args:
         request: its body has not been read.
         limit: bytes; a body over it is refused as soon as that is known, and what else comes of it is not kept.
+        timeout: seconds in which all of it has to come; None sets no limit.
 
     Raises:
         PayloadTooLargeError: the body is over ``limit``.
-        InvalidRequestError: it is not JSON, or not an object.
+        InvalidRequestError: the request says that it is something else.
+        RequestTimeoutError: it did not come in time.
         ClientGoneError: the client went away before it was complete.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise InvalidRequestError("The header Content-Type must be application/json.")
     try:
-        value = orjson.loads(await _read(request, limit))
+        async with asyncio.timeout(timeout):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise RequestTimeoutError("The body of the request did not come in time.") from None
+
+
+def parsed(body: bytes | bytearray) -> dict[str, Any]:
+    """Returns the JSON object in a body.
+
+    Raises:
+        InvalidRequestError: it is not JSON, no object, or has more in it than a request may have.
+    """
+    check_structure(body)
+    try:
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):

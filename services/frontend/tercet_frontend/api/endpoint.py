@@ -1,33 +1,43 @@
-"""What happens to every request that generates text, in this order: admission, body, schema, model, prompt, answer."""
+"""From an HTTP request to a job, in steps that endpoints put together: admission, body, schema, model, prompt, job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tercet_frontend.api.body import read_json
-from tercet_frontend.api.generation import GenerationResponse, Job
+from tercet_frontend.access.exchange import Exchange, exchange_of
+from tercet_frontend.access.quotas import Grant, LocalQuotas, guessed_tokens
+from tercet_frontend.api.body import parsed, read_body
+from tercet_frontend.api.generation import Job
 from tercet_frontend.api.parameters import choice_seeds, prompt_params
-from tercet_frontend.edge import tenant_of
-from tercet_frontend.schemas.common import GenerationFields
+from tercet_frontend.api.scope import scoped
 from tercet_frontend.schemas.validation import validate
 from tercet_shared.errors import ModelNotFoundError, bounded
+from tercet_shared.sampling_params import OFF
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
+    from pydantic import BaseModel
     from starlette.requests import Request
 
-    from tercet_frontend.admission import Admission
-    from tercet_frontend.api.generation import AnswerShape
+    from tercet_frontend.access.quotas import Quotas
+    from tercet_frontend.admission import Admission, Serving
+    from tercet_frontend.api.answers import AnswerShape, ParserFactory
     from tercet_frontend.cores.interface import Cores, ServedModel
-    from tercet_frontend.tokenizing import ModelText, PromptEncoder
+    from tercet_frontend.schemas.common import GenerationFields
+    from tercet_frontend.tokenizing import PromptEncoder
     from tercet_shared.sampling_params import SamplingParams
+    from tercet_shared.structured import Grammar
 
-F = TypeVar("F", bound=GenerationFields)
-F_contra = TypeVar("F_contra", bound=GenerationFields, contravariant=True)
+
+T = TypeVar("T", bound="BaseModel")
+R = TypeVar("R")
+
+LARGE_BODY: Final = 32 * 1024
+"""Bytes of JSON that are parsed and checked in a few milliseconds at most, whatever they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,71 +48,159 @@ class ApiContext:
         admission: who is let in.
         encoder: makes prompt ids.
         max_body_bytes: largest body that is read.
+        receive_timeout: seconds in which a body has to come; None sets no limit.
+        quotas: what keys may use.
     """
 
     admission: Admission
     encoder: PromptEncoder
     max_body_bytes: int
+    receive_timeout: float | None = None
+    quotas: Quotas = field(default_factory=LocalQuotas)
+
+    async def beside(self, work: Callable[[], R], size: int) -> R:
+        """Returns what ``work`` returns; for a large request it is done in a thread, so that others get their turns.
+
+        Args:
+            work: is safe to run in a thread.
+            size: of what it works on, in bytes of JSON.
+        """
+        return work() if size <= LARGE_BODY else await self.encoder.beside(work)
 
 
-class EncodePrompts(Protocol[F_contra]):
-    """Makes the prompts of a request; each endpoint has its own way."""
-
-    async def __call__(
-        self, encoder: PromptEncoder, text: ModelText, model: ServedModel, fields: F_contra, /
-    ) -> Sequence[npt.NDArray[np.int32]]:
-        """Returns int32[n] for each prompt, at least one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """An endpoint that generates text.
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a request.
 
     Attributes:
-        context: what it works with.
-        shape: how it writes its answers.
-        default_max_tokens: output tokens where nobody says; None takes the rest of the context.
+        tenant: whose it is; empty without API keys.
+        request_id: the one in ``X-Request-Id``.
+        exchange: is told what the request costs and how it ends.
     """
 
-    context: ApiContext
-    shape: AnswerShape
-    default_max_tokens: int | None
+    tenant: str = ""
+    request_id: str = ""
+    exchange: Exchange = field(default_factory=Exchange)
 
-    async def respond(self, request: Request, schema: type[F], encode: EncodePrompts[F]) -> GenerationResponse:
-        """Returns the response to a request; generation starts when the response is called.
+    @classmethod
+    def of(cls, request: Request) -> Sender:
+        """Returns who sent ``request``."""
+        exchange = exchange_of(request.scope)
+        return cls(exchange.key.owner, exchange.request_id, exchange)
 
-        Raises:
-            RequestError: the request cannot be served as it was sent.
-            UnavailableError: nothing can be served now.
-        """
-        context = self.context
-        serving = context.admission.admit()
-        text = serving.text
-        fields = validate(schema, await read_json(request, context.max_body_bytes))
-        model = find_model(serving.cores, fields.model)
-        prompts = await encode(context.encoder, text, model, fields)
-        count = fields.n or 1
-        params: list[SamplingParams] = []
-        for prompt in prompts:
-            common = prompt_params(
-                fields,
-                text,
-                model,
-                prompt_tokens=len(prompt),
-                default_max_tokens=self.default_max_tokens,
-            )
-            params.extend(replace(common, seed=seed) for seed in choice_seeds(fields.seed, count))
-        job = Job(
-            model=fields.model,
-            prompts=prompts,
-            choices_per_prompt=count,
-            params=params,
-            stop=fields.stops,
-            stream=bool(fields.stream),
-            include_usage=fields.include_usage,
-            tenant=tenant_of(request.scope),
+
+def serving_for(request: Request, context: ApiContext) -> Serving:
+    """Returns what a request works with: its key's models, and no others.
+
+    Raises:
+        UnavailableError: nothing can be served now.
+    """
+    return scoped(context.admission.admit(), exchange_of(request.scope).key)
+
+
+async def receive(request: Request, context: ApiContext, kind: type[T]) -> tuple[Serving, T]:
+    """Returns what an admitted request works with, and its checked body.
+
+    Raises:
+        TercetError: see `receive_json`.
+        InvalidRequestError: a field is wrong.
+    """
+    serving, raw, size = await receive_json(request, context)
+    return serving, await context.beside(lambda: validate(kind, raw), size)
+
+
+async def receive_json(request: Request, context: ApiContext) -> tuple[Serving, dict[str, Any], int]:
+    """Returns what an admitted request works with, its JSON body, and the body's size in bytes.
+
+    Whether there is room for it, here and in its key's quota, is decided before anything is done for it.
+
+    Raises:
+        UnavailableError: nothing can be served now; then the body was not read.
+        OverloadedError: there is no room.
+        RequestError: the body is no JSON object, too large, or did not come in time.
+    """
+    serving = serving_for(request, context)
+    exchange = exchange_of(request.scope)
+    exchange.occupies(context.admission.occupancy.enter())
+    grant = Grant(exchange.key)
+    exchange.charges(context.quotas, grant)
+    await context.quotas.enter(grant)
+    body = await read_body(request, context.max_body_bytes, context.receive_timeout)
+    raw = await context.beside(lambda: parsed(body), len(body))
+    await context.quotas.reserve(grant, guessed_tokens(raw, len(body)))
+    return serving, raw, len(body)
+
+
+def make_job(
+    fields: GenerationFields,
+    *,
+    serving: Serving,
+    model: ServedModel,
+    prompts: Sequence[npt.NDArray[np.int32]],
+    shape: AnswerShape,
+    sender: Sender,
+    default_max_tokens: int | None = None,
+    parser: ParserFactory | None = None,
+    grammar: Grammar | None = None,
+    detail: bool = False,
+    prompt_detail: bool = False,
+) -> Job:
+    """Returns the job that a checked request asks for.
+
+    Args:
+        fields: the request.
+        serving: what it works with.
+        model: that it named, as it is served now.
+        prompts: int32[n] each, at least one, shorter than the context.
+        shape: how its answer is written.
+        sender: who sent it.
+        default_max_tokens: output tokens where neither request nor checkpoint says; None takes the rest of the context.
+        parser: makes the parsers of the choices; None makes all text content.
+        grammar: instead of the one that the fields ask for, which is taken where this is None.
+        detail: whether the shape needs tokens with the events.
+        prompt_detail: whether it needs the prompt's as well; implies ``detail``.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+        ContextLengthError: prompt and output together exceed the context.
+    """
+    sender.exchange.model = fields.model
+    priority = sender.exchange.priority(fields.priority)
+    generated = fields.generated_per_prompt
+    params: list[SamplingParams] = []
+    for prompt in prompts:
+        common = prompt_params(
+            fields, serving.text, model, prompt_tokens=len(prompt), default_max_tokens=default_max_tokens
         )
-        return GenerationResponse(job, self.shape, serving, context.admission)
+        params.extend(replace(common, seed=seed) for seed in choice_seeds(fields.seed, generated))
+    return Job(
+        model=fields.model,
+        shape=shape,
+        prompts=prompts,
+        params=params,
+        choices_per_prompt=fields.n or 1,
+        stop=fields.stops,
+        include_stop=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        parser=parser,
+        grammar=fields.grammar if grammar is None else grammar,
+        detail=detail or prompt_detail or params[0].logprobs != OFF,
+        prompt_detail=prompt_detail,
+        score_only=fields.score_only,
+        stream=bool(fields.stream),
+        include_usage=fields.include_usage,
+        tenant=sender.tenant,
+        cache_salt=_salt(sender.tenant, fields.cache_salt),
+        priority=priority,
+        queue_timeout=fields.queue_timeout or 0.0,
+        request_id=sender.request_id,
+        exchange=sender.exchange,
+    )
+
+
+def _salt(tenant: str, salt: str | None) -> str:
+    # Tenants have no slash in their names, so that no salt of one is another's.
+    return tenant if salt is None else f"{tenant}/{salt}"
 
 
 def find_model(cores: Cores, name: str) -> ServedModel:

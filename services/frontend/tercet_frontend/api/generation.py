@@ -1,60 +1,45 @@
-"""The answer to a request that generates text, streamed or not: one ASGI response that runs the choices."""
+"""The answer to a request that generates text, streamed or not: one ASGI response that runs the choices of a job."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
 
+from tercet_frontend.access.exchange import Exchange
 from tercet_frontend.admission import ClientGoneError
-from tercet_frontend.api.choices import Choice, Choices
+from tercet_frontend.api.answers import AnswerHead, Detail, FinishedChoice, Usage, joined
+from tercet_frontend.api.choices import Choice, Choices, DetailRecorder
 from tercet_frontend.api.errors import JsonResponse
 from tercet_frontend.cores.interface import GenerationRequest
+from tercet_frontend.shortcut import shortcut
 from tercet_frontend.sse import EventStream
 from tercet_frontend.text import StopStrings, TextStream
 from tercet_shared.errors import InternalError, TercetError
+from tercet_shared.sampling_params import OFF
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
     from starlette.types import Receive, Scope, Send
 
     from tercet_frontend.admission import Admission, Serving
+    from tercet_frontend.api.answers import AnswerShape, ChunkEncoder, Ending, ParserFactory
     from tercet_frontend.cores.interface import Tokens
-    from tercet_frontend.sse import ChunkEncoder
+    from tercet_frontend.parsing.events import Event
     from tercet_shared.sampling_params import SamplingParams
+    from tercet_shared.structured import Grammar
 
 HEADER_DELAY = 0.5
 """Seconds that a stream waits for the first tokens before it sends headers: a request that its core refuses at once
 still gets a proper status."""
-
-
-class AnswerShape(Protocol):
-    """How one endpoint writes its answers."""
-
-    identity_prefix: str
-    """What ids begin with."""
-
-    def chunks(self, *, identity: str, created: int, model: str, include_usage: bool) -> ChunkEncoder:
-        """Returns the encoder of a streamed answer."""
-
-    def body(self, *, identity: str, created: int, model: str, choices: list[FinishedChoice]) -> dict[str, Any]:
-        """Returns a whole answer without its usage, as JSON values."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedChoice:
-    """One choice of an answer that is not streamed."""
-
-    index: int
-    text: str
-    finish_reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +48,100 @@ class Job:
 
     Attributes:
         model: the name that was asked for.
+        shape: how the answer is written.
         prompts: int32[n] each.
-        choices_per_prompt: how often each prompt is answered.
-        params: of every choice, by index: those of the first prompt, then those of the second, …
+        params: of every choice that is generated: those of the first prompt, then those of the second, …
+        choices_per_prompt: how often each prompt is answered; where more are generated, the best are taken.
         stop: stop strings.
+        include_stop: leave the stop string (or stop token) in the text.
+        skip_special_tokens: leave special tokens out of the text.
+        parser: makes the parsers of the choices; None makes all text content.
+        grammar: what every output must look like, or None.
+        detail: whether the shape gets tokens with the events.
+        prompt_detail: whether it gets the prompt's as well.
+        score_only: nothing but the prompt's detail is asked for; what is generated is dropped.
         stream: whether to stream the answer.
         include_usage: whether a stream ends with the usage.
         tenant: whose request it is; empty without API keys.
+        cache_salt: keeps cached prefixes of different owners apart.
+        priority: smaller is served first.
+        queue_timeout: seconds that a choice may wait for its first step; 0: no limit.
+        request_id: the one in ``X-Request-Id``, by which the client may end it; empty for none.
+        exchange: is told what the request costs and how it ends.
     """
 
     model: str
+    shape: AnswerShape
     prompts: Sequence[npt.NDArray[np.int32]]
-    choices_per_prompt: int
     params: Sequence[SamplingParams]
-    stop: Sequence[str]
-    stream: bool
-    include_usage: bool
-    tenant: str
+    choices_per_prompt: int = 1
+    stop: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    parser: ParserFactory | None = None
+    grammar: Grammar | None = None
+    detail: bool = False
+    prompt_detail: bool = False
+    score_only: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    queue_timeout: float = 0.0
+    request_id: str = ""
+    exchange: Exchange = field(default_factory=Exchange)
+
+    @property
+    def generated_per_prompt(self) -> int:
+        """Choices that are generated for each prompt."""
+        return len(self.params) // len(self.prompts)
+
+
+class Answer(NamedTuple):
+    """A whole answer, before it is given a shape."""
+
+    head: AnswerHead
+    choices: list[FinishedChoice]
+    usage: Usage
+
+
+def head_of(job: Job) -> AnswerHead:
+    """Returns a new head for the answer to ``job``."""
+    return AnswerHead(
+        identity=job.shape.identity_prefix + token_hex(16),
+        created=int(time.time()),
+        model=job.model,
+        prompt_tokens=sum(len(prompt) for prompt in job.prompts),
+    )
+
+
+async def run_whole(job: Job, serving: Serving, head: AnswerHead) -> Answer:
+    """Runs ``job`` to its end, without HTTP. Cancelling gives all choices up.
+
+    Raises:
+        TercetError: the request failed.
+    """
+    choices = _submit(job, serving, head)
+    events: list[list[Event]] = [[] for _ in choices.all]
+    details = [Detail() if job.detail else None for _ in choices.all]
+    async with choices:
+        with _accounted(job, head, choices):
+            while choices.running:
+                batch = await choices.next()
+                job.exchange.began()
+                for choice, tokens in batch:
+                    events[choice.index] += choice.take(tokens)
+                    detail = choice.take_detail()
+                    so_far = details[choice.index]
+                    if detail is not None and so_far is not None:
+                        so_far.extend(detail)
+    finished = [
+        FinishedChoice(choice.index, joined(events[choice.index]), choice.ending, details[choice.index])
+        for choice in choices.all
+        if choice.ending is not None
+    ]
+    return Answer(head, _best(job, finished), _usage(job, head, choices))
 
 
 class GenerationResponse(Response):
@@ -89,14 +151,11 @@ class GenerationResponse(Response):
     the stream. Whatever happens, no choice is left running.
     """
 
-    def __init__(self, job: Job, shape: AnswerShape, serving: Serving, admission: Admission) -> None:
+    def __init__(self, job: Job, serving: Serving, admission: Admission) -> None:
         super().__init__()
         self._job = job
-        self._shape = shape
         self._serving = serving
         self._admission = admission
-        self._identity = shape.identity_prefix + token_hex(16)
-        self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers the request.
@@ -105,110 +164,183 @@ class GenerationResponse(Response):
             TercetError: the request failed before anything was sent.
             ClientGoneError: the client went away before anything was sent.
         """
-        if not self._job.stream:
-            body = await self._admission.run(receive, self._whole())
-            await JsonResponse(body)(scope, receive, send)
+        job = self._job
+        head = head_of(job)
+        ids = (head.identity, job.request_id)
+        if not job.stream:
+            work = run_whole(job, self._serving, head)
+            answer = await self._admission.run(receive, work, tenant=job.tenant, ids=ids)
+            await JsonResponse(job.shape.body(*answer))(scope, receive, send)
             return
-        events = EventStream(send)
+        events = EventStream(send, shortcut(scope), heartbeat=job.exchange.heartbeat)
+        chunks = job.shape.chunks(head)
         try:
-            await self._admission.run(receive, self._stream(events))
+            streaming = self._stream(events, head, chunks)
+            await self._admission.run(receive, streaming, tenant=job.tenant, ids=ids)
         except (TercetError, ClientGoneError) as error:
             if not events.started:
                 raise
             if isinstance(error, TercetError):
-                await events.fail(error)
+                job.exchange.failed(error)
+                await events.finish(chunks.error(error))
         except Exception:
             # A fault of ours: the client still gets its terminal event, and the server logs the rest.
             if events.started:
-                await events.fail(InternalError("The server had an error while it generated the answer."))
+                fault = InternalError("The server had an error while it generated the answer.")
+                await events.finish(chunks.error(fault))
             raise
+        finally:
+            events.close()
 
-    async def _whole(self) -> dict[str, Any]:
-        choices = self._submit()
-        pieces: list[list[str]] = [[] for _ in choices.all]
+    async def _stream(self, events: EventStream, head: AnswerHead, chunks: ChunkEncoder) -> None:
+        job = self._job
+        choices = _submit(job, self._serving, head)
         async with choices:
-            while choices.running:
-                for choice, tokens in await choices.next():
-                    pieces[choice.index].append(choice.take(tokens))
-        finished = [
-            FinishedChoice(choice.index, "".join(text), choice.finish_reason or "")
-            for choice, text in zip(choices.all, pieces, strict=True)
-        ]
-        body = self._shape.body(identity=self._identity, created=self._created, model=self._job.model, choices=finished)
-        return {**body, "usage": self._usage(choices)}
+            with _accounted(job, head, choices):
+                await _relay(job, head, events, chunks, choices)
 
-    async def _stream(self, events: EventStream) -> None:
-        chunks = self._shape.chunks(
-            identity=self._identity,
-            created=self._created,
-            model=self._job.model,
-            include_usage=self._job.include_usage,
-        )
-        async with self._submit() as choices:
-            batch: list[tuple[Choice, Tokens]] = []
-            try:
-                async with asyncio.timeout(HEADER_DELAY):
-                    batch = await choices.next()
-            except TimeoutError:
-                pass
-            opening = b"".join([chunks.opening(choice.index) for choice in choices.all])
-            first = opening + _encode(chunks, batch)
-            if first or not batch:
-                await events.write(first)
-            while choices.running:
-                encoded = _encode(chunks, await choices.next())
-                if encoded:
-                    await events.write(encoded)
-            await events.finish(chunks.usage(self._usage(choices)) if self._job.include_usage else b"")
 
-    def _submit(self) -> Choices:
-        """Hands all choices over. Either all are submitted or none is left."""
-        job = self._job
-        stop = StopStrings(job.stop)
-        submitted: list[Choice] = []
-        try:
-            for index, params in enumerate(job.params):
-                prompt_ids = job.prompts[index // job.choices_per_prompt]
-                text = TextStream(self._serving.text.detokenizer, prompt_ids, stop=stop, min_tokens=params.min_tokens)
-                generation = self._serving.cores.submit(
-                    GenerationRequest(
-                        request_id=self._identity,
-                        model=job.model,
-                        prompt_ids=prompt_ids,
-                        params=params,
-                        tenant=job.tenant,
-                        cache_salt=job.tenant,
-                    )
+async def _relay(job: Job, head: AnswerHead, events: EventStream, chunks: ChunkEncoder, choices: Choices) -> None:
+    """Writes what comes of the choices, to the end of the stream."""
+    batch: list[tuple[Choice, Tokens]] = []
+    try:
+        async with asyncio.timeout(HEADER_DELAY):
+            batch = await choices.next()
+    except TimeoutError:
+        pass
+    first = b"".join([chunks.opening(choice.index) for choice in choices.all]) + _encode(chunks, batch)
+    if first or not batch:
+        await events.write(first)
+    if not batch:
+        encoded = _encode(chunks, await choices.next())
+        if encoded:
+            await events.write(encoded)
+    job.exchange.began()
+    if choices.only is not None:
+        await _follow(events, chunks, choices.only)
+    while choices.running:
+        encoded = _encode(chunks, await choices.next())
+        if encoded:
+            await events.write(encoded)
+    usage = chunks.usage(_usage(job, head, choices)) if job.include_usage else b""
+    await events.finish(usage + chunks.done())
+
+
+@contextmanager
+def _accounted(job: Job, head: AnswerHead, choices: Choices) -> Iterator[None]:
+    """Tells the exchange what the choices cost, however they end."""
+    try:
+        yield
+    finally:
+        usage = _usage(job, head, choices)
+        reasons = [choice.ending.reason for choice in choices.all if choice.ending is not None]
+        if usage.completion_tokens or reasons:
+            job.exchange.used(usage.prompt_tokens, usage.completion_tokens, reasons)
+
+
+def _submit(job: Job, serving: Serving, head: AnswerHead) -> Choices:
+    """Hands all choices over. Either all are submitted or none is left."""
+    stop = StopStrings(job.stop)
+    detokenizer = serving.text.detokenizer
+    if job.parser is not None:
+        detokenizer = detokenizer.showing(job.parser.shown_token_ids)
+    submitted: list[Choice] = []
+    try:
+        for index, params in enumerate(job.params):
+            prompt_ids = job.prompts[index // job.generated_per_prompt]
+            text = TextStream(
+                detokenizer,
+                prompt_ids,
+                stop=stop,
+                skip_special_tokens=job.skip_special_tokens,
+                include_stop=job.include_stop,
+                min_tokens=params.min_tokens,
+                spans=job.detail,
+            )
+            generation = serving.cores.submit(
+                GenerationRequest(
+                    request_id=head.identity,
+                    model=job.model,
+                    prompt_ids=prompt_ids,
+                    params=params,
+                    priority=job.priority,
+                    tenant=job.tenant,
+                    cache_salt=job.cache_salt,
+                    traceparent=job.exchange.traceparent,
+                    grammar=job.grammar,
+                    queue_timeout=job.queue_timeout,
                 )
-                submitted.append(Choice(index, generation, text))
-        except BaseException:
-            for choice in submitted:
-                choice.abort("a sibling was refused")
-            raise
-        return Choices(submitted)
+            )
+            submitted.append(
+                Choice(
+                    index,
+                    generation,
+                    text,
+                    parser=None if job.parser is None else job.parser(),
+                    recorder=_recorder(job, prompt_ids, params) if job.detail else None,
+                    stop_ids=params.stop_token_ids,
+                    include_stop=job.include_stop,
+                    score_only=job.score_only,
+                )
+            )
+    except BaseException:
+        for choice in submitted:
+            choice.abort("a sibling was refused")
+        raise
+    return Choices(submitted)
 
-    def _usage(self, choices: Choices) -> dict[str, Any]:
-        job = self._job
-        prompt_tokens = sum(len(prompt) for prompt in job.prompts)
-        completion_tokens = sum(choice.output_tokens for choice in choices.all)
-        # Siblings share their prompt's blocks; only the first one's hits are older than the request.
-        cached_tokens = sum(choice.cached_tokens for choice in choices.all[:: job.choices_per_prompt])
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        }
+
+def _recorder(job: Job, prompt_ids: npt.NDArray[np.int32], params: SamplingParams) -> DetailRecorder:
+    return DetailRecorder(
+        prompt_ids if job.prompt_detail else None, prompt_logprobs=job.prompt_detail and params.prompt_logprobs != OFF
+    )
+
+
+def _best(job: Job, choices: list[FinishedChoice]) -> list[FinishedChoice]:
+    """Returns the choices of the answer: of each prompt those with the best mean log-probability per token."""
+    generated, kept = job.generated_per_prompt, job.choices_per_prompt
+    if kept == generated:
+        return choices
+    best: list[FinishedChoice] = []
+    for begin in range(0, len(choices), generated):
+        own = choices[begin : begin + generated]
+        # Stable: of equals, the first counts.
+        for choice in sorted(own, key=_mean_logprob, reverse=True)[:kept]:
+            best.append(FinishedChoice(len(best), choice.events, choice.ending, choice.detail))
+    return best
+
+
+def _mean_logprob(choice: FinishedChoice) -> float:
+    logprobs = (choice.detail.logprobs if choice.detail is not None else None) or ()
+    return sum(token.logprob for token in logprobs) / max(len(logprobs), 1)
+
+
+def _usage(job: Job, head: AnswerHead, choices: Choices) -> Usage:
+    # Siblings share their prompt's blocks; only the first one's hits are older than the request.
+    cached_tokens = sum(choice.cached_tokens for choice in choices.all[:: job.generated_per_prompt])
+    return Usage(
+        head.prompt_tokens,
+        sum(choice.output_tokens for choice in choices.all),
+        cached_tokens,
+        sum(choice.reasoning_tokens for choice in choices.all),
+    )
+
+
+async def _follow(events: EventStream, chunks: ChunkEncoder, choice: Choice) -> None:
+    """Writes what comes of an answer's only choice until it ends: most streams are that, so nothing is done twice."""
+    while choice.ending is None:
+        encoded = _encode_one(chunks, choice, await choice.next())
+        if encoded:
+            await events.write(encoded)
 
 
 def _encode(chunks: ChunkEncoder, batch: Sequence[tuple[Choice, Tokens]]) -> bytes:
-    events: list[bytes] = []
-    for choice, tokens in batch:
-        ended = choice.finish_reason is not None  # by a stop string; what came after it has no text
-        text = choice.take(tokens)
-        if text:
-            events.append(chunks.text(choice.index, text))
-        reason = choice.finish_reason
-        if reason is not None and not ended:
-            events.append(chunks.end(choice.index, reason))
-    return b"".join(events)
+    # What comes after a stop string is no part of the answer.
+    return b"".join([_encode_one(chunks, choice, tokens) for choice, tokens in batch if choice.ending is None])
+
+
+def _encode_one(chunks: ChunkEncoder, choice: Choice, tokens: Tokens) -> bytes:
+    events = choice.take(tokens)
+    encoded = chunks.events(choice.index, events, choice.take_detail()) if events else b""
+    ending: Ending | None = choice.ending
+    return encoded if ending is None else encoded + chunks.end(choice.index, ending, choice.take_detail())

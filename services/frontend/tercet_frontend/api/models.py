@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from tercet_frontend.api.endpoint import ApiContext, find_model
+from tercet_frontend.api.endpoint import ApiContext, find_model, serving_for
 from tercet_frontend.api.errors import JsonResponse
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def models_router(context: ApiContext) -> APIRouter:
         }
 
     @router.get("/v1/models", response_class=JsonResponse)
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
         """Lists the models that are served now."""
-        cores = context.admission.admit().cores
+        cores = serving_for(request, context).cores
         return JsonResponse({"object": "list", "data": [entry(model) for model in cores.models()]})
 
     @router.get("/v1/models/{model:path}", response_class=JsonResponse)
-    async def retrieve_model(model: str) -> Response:
+    async def retrieve_model(model: str, request: Request) -> Response:
         """Describes one model; its name may contain slashes."""
-        return JsonResponse(entry(find_model(context.admission.admit().cores, model)))
+        return JsonResponse(entry(find_model(serving_for(request, context).cores, model)))
 
     return router

@@ -1,4 +1,4 @@
-"""From a request's fields to sampling parameters: defaults, limits, seeds."""
+"""From a request's fields to sampling parameters: defaults, limits, seeds, excluded words."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tercet_shared.errors import ContextLengthError, InvalidRequestError
 from tercet_shared.sampling_params import SamplingParams, mix_seed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tercet_frontend.cores.interface import ServedModel
     from tercet_frontend.schemas.common import GenerationFields
     from tercet_frontend.tokenizing import ModelText
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 
 _ALL = -1
-"""vLLM's top_k for "all"; ours is 0."""
+"""vLLM's word for "all" in ``top_k`` (ours is 0) and for "what fits" in ``truncate_prompt_tokens``."""
 
 
 def prompt_params(
@@ -51,9 +53,36 @@ def prompt_params(
         min_tokens=_first(fields.min_tokens, 0),
         stop_token_ids=tuple(dict.fromkeys(fields.stop_token_ids or ())),
         eos_token_ids=() if fields.ignore_eos else text.eos_token_ids,
+        presence_penalty=_first(fields.presence_penalty, 0.0),
+        frequency_penalty=_first(fields.frequency_penalty, 0.0),
+        repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=fields.logit_bias or (),
+        allowed_token_ids=tuple(dict.fromkeys(fields.allowed_token_ids or ())),
+        bad_words=_bad_words(text, fields.bad_words or ()),
+        logprobs=fields.generated_logprobs(),
+        prompt_logprobs=fields.scored_prompt_logprobs(),
     )
     params.check(vocab_size=model.vocab_size)
     return params
+
+
+def prompt_limit(fields: GenerationFields, model: ServedModel) -> int | None:
+    """Returns how many of a prompt's last tokens are to be kept; None keeps all.
+
+    Raises:
+        InvalidRequestError: the request asks for more than the context has.
+    """
+    keep = fields.truncate_prompt_tokens
+    if keep is None:
+        return None
+    if keep == _ALL:  # what the context has beside the answer
+        return max(model.max_model_len - max(fields.requested_max_tokens()[0] or 1, 1), 1)
+    if not 1 <= keep < model.max_model_len:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be -1 or between 1 and {model.max_model_len - 1}, not {keep}.",
+            param="truncate_prompt_tokens",
+        )
+    return keep
 
 
 def choice_seeds(seed: int | None, count: int) -> list[int]:
@@ -75,6 +104,8 @@ def _max_tokens(
     if requested is None:
         stated = text.defaults.max_new_tokens if text.defaults.max_new_tokens is not None else default
         return room if stated is None else min(stated, room)
+    if fields.score_only:
+        return 1
     if requested < 1:
         raise InvalidRequestError(f"{name} must be at least 1.", param=name)
     if requested > room:
@@ -84,6 +115,17 @@ def _max_tokens(
             param=name,
         )
     return requested
+
+
+def _bad_words(text: ModelText, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Returns the token sequences of ``words``, each as it begins a text and as it follows a space."""
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for spelled in (word.lstrip(" "), " " + word.lstrip(" ")):
+            ids = text.tokenizer.encode(spelled, add_special_tokens=False, allow_special=False)
+            if ids:
+                sequences[tuple(ids)] = None
+    return tuple(sequences)
 
 
 def _first(*values: N | None) -> N:

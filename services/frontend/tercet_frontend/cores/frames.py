@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tercet_frontend.cores.interface import FinishReason
+from tercet_frontend.cores.interface import FinishReason, TokenLogProbs
 from tercet_proto.v1 import engine_pb2
 from tercet_shared.errors import (
     ContextLengthError,
@@ -18,11 +18,15 @@ from tercet_shared.errors import (
     TercetError,
     UnavailableError,
 )
+from tercet_shared.sampling_params import OFF
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
 
     from tercet_frontend.cores.interface import GenerationRequest
+    from tercet_shared.sampling_params import SamplingParams
 
 FINISH_REASONS: Mapping[int, FinishReason] = {
     engine_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -84,7 +88,10 @@ class CoreStats:
 
 @dataclass(frozen=True, slots=True)
 class StepColumns:
-    """A Step frame as Python integers: n rows, of which m entries say that the row has ended."""
+    """A Step frame as Python values: n rows, of which m entries say that the row has ended.
+
+    What few requests ask for is apart, and empty in most frames.
+    """
 
     handles: list[int]  # [n]
     attempts: list[int]  # [n]
@@ -94,6 +101,9 @@ class StepColumns:
     finish_reasons: list[int]  # [m]
     finish_stop_ids: list[int]  # [m]
     finish_cached: list[int]  # [m]
+    logprobs: Sequence[tuple[int, list[TokenLogProbs]]] = ()  # (row, one for each of its ids)
+    starts: Sequence[tuple[int, int]] = ()  # (row, prompt tokens that came from the prefix cache)
+    pooled: Sequence[tuple[int, npt.NDArray[np.float32]]] = ()  # (row, float32[hidden size])
 
 
 def step_columns(step: engine_pb2.Step) -> StepColumns:
@@ -111,15 +121,17 @@ def step_columns(step: engine_pb2.Step) -> StepColumns:
         reasons = np.frombuffer(step.finish_reasons, "u1")
         stop_ids = np.frombuffer(step.finish_stop_ids, "<i4")
         cached = np.frombuffer(step.finish_cached, "<i4")
+        n, m = len(handles), len(rows)
+        if len(attempts) != n or len(offsets) != n + 1 or not len(reasons) == len(stop_ids) == len(cached) == m:
+            raise ProtocolError("The columns of a step frame differ in length.")
+        if offsets[0] != 0 or offsets[-1] != len(ids) or (n and (offsets[1:] < offsets[:-1]).any()):
+            raise ProtocolError("The token offsets of a step frame are malformed.")
+        _check_rows(rows, n)
+        logprobs = _row_logprobs(step.logprobs, offsets) if step.HasField("logprobs") else ()
+        starts = _starts(step, n) if step.start_rows else ()
+        pooled = _pooled(step, n) if step.pooled_rows else ()
     except ValueError as error:
         raise ProtocolError("A column of a step frame has a wrong size.") from error
-    n, m = len(handles), len(rows)
-    if len(attempts) != n or len(offsets) != n + 1 or not len(reasons) == len(stop_ids) == len(cached) == m:
-        raise ProtocolError("The columns of a step frame differ in length.")
-    if offsets[0] != 0 or offsets[-1] != len(ids) or (n and (offsets[1:] < offsets[:-1]).any()):
-        raise ProtocolError("The token offsets of a step frame are malformed.")
-    if m and not (rows.min() >= 0 and rows.max() < n):
-        raise ProtocolError("A step frame ends a row that it does not have.")
     return StepColumns(
         handles.tolist(),
         attempts.tolist(),
@@ -129,7 +141,74 @@ def step_columns(step: engine_pb2.Step) -> StepColumns:
         reasons.tolist(),
         stop_ids.tolist(),
         cached.tolist(),
+        logprobs,
+        starts,
+        pooled,
     )
+
+
+def token_logprobs(columns: engine_pb2.LogProbs, count: int | None = None) -> list[TokenLogProbs]:
+    """Returns log-probabilities, one for each token.
+
+    Args:
+        columns: as they came.
+        count: tokens that they must be of; None takes what there is.
+
+    Raises:
+        ProtocolError: their lengths or offsets do not fit together.
+    """
+    try:
+        logprobs = np.frombuffer(columns.token_logprobs, "<f4")
+        ranks = np.frombuffer(columns.token_ranks, "<i4")
+        offsets = np.frombuffer(columns.top_offsets, "<i4")
+        top_ids = np.frombuffer(columns.top_ids, "<i4")
+        top_logprobs = np.frombuffer(columns.top_logprobs, "<f4")
+    except ValueError as error:
+        raise ProtocolError("A column of log-probabilities has a wrong size.") from error
+    t = len(logprobs)
+    fits = len(ranks) == t and len(offsets) == t + 1 and len(top_ids) == len(top_logprobs)
+    if not fits or (count is not None and count != t):
+        raise ProtocolError("The columns of log-probabilities differ in length.")
+    if offsets[0] != 0 or offsets[-1] != len(top_ids) or (offsets[1:] < offsets[:-1]).any():
+        raise ProtocolError("The offsets of log-probabilities are malformed.")
+    bounds, ids, values = offsets.tolist(), top_ids.tolist(), top_logprobs.tolist()
+    return [
+        TokenLogProbs(logprob, rank, ids[begin:end], values[begin:end])
+        for logprob, rank, begin, end in zip(logprobs.tolist(), ranks.tolist(), bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def _row_logprobs(
+    columns: engine_pb2.LogProbs, offsets: npt.NDArray[np.int32]
+) -> Sequence[tuple[int, list[TokenLogProbs]]]:
+    rows = np.frombuffer(columns.rows, "<i4")
+    _check_rows(rows, len(offsets) - 1)
+    counts = offsets[rows + 1] - offsets[rows]
+    tokens = token_logprobs(columns, int(counts.sum()))
+    ends = np.cumsum(counts)
+    bounds = zip(rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
+    return [(row, tokens[begin:end]) for row, begin, end in bounds]
+
+
+def _starts(step: engine_pb2.Step, n: int) -> Sequence[tuple[int, int]]:
+    rows = np.frombuffer(step.start_rows, "<i4")
+    cached = np.frombuffer(step.start_cached, "<i4")
+    _check_rows(rows, n)
+    if len(rows) != len(cached):
+        raise ProtocolError("The columns of a step frame differ in length.")
+    return list(zip(rows.tolist(), cached.tolist(), strict=True))
+
+
+def _pooled(step: engine_pb2.Step, n: int) -> Sequence[tuple[int, npt.NDArray[np.float32]]]:
+    rows = np.frombuffer(step.pooled_rows, "<i4")
+    _check_rows(rows, n)
+    vectors = np.frombuffer(step.pooled, "<f4").reshape(len(rows), -1)  # raises ValueError where it does not divide
+    return list(zip(rows.tolist(), vectors.astype(np.float32), strict=True))
+
+
+def _check_rows(rows: npt.NDArray[np.int32], n: int) -> None:
+    if len(rows) and not (rows.min() >= 0 and rows.max() < n):
+        raise ProtocolError("A step frame names a row that it does not have.")
 
 
 def error_of(kind: int, message: str, param: str) -> TercetError:
@@ -139,24 +218,46 @@ def error_of(kind: int, message: str, param: str) -> TercetError:
 
 def submit_message(request: GenerationRequest, handle: int) -> engine_pb2.Submit:
     """Returns the Submit of a request's first attempt."""
-    params = request.params
+    grammar = request.grammar
     return engine_pb2.Submit(
         handle=handle,
         request_id=request.request_id,
         prompt_ids=request.prompt_ids.astype("<i4", copy=False).tobytes(),
-        sampling=engine_pb2.Sampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed,
-            max_tokens=params.max_tokens,
-            min_tokens=params.min_tokens,
-            stop_token_ids=params.stop_token_ids,
-            eos_token_ids=params.eos_token_ids,
-        ),
+        sampling=_sampling(request.params),
+        queue_deadline_s=request.queue_timeout,
         tenant=request.tenant,
         priority=request.priority,
         traceparent=request.traceparent,
         cache_salt=request.cache_salt,
+        grammar=None
+        if grammar is None
+        else engine_pb2.Grammar(
+            kind=grammar.kind.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+            text=grammar.text,
+            param=grammar.param,
+        ),
+        pooling=request.pooling.value,  # type: ignore[arg-type]  # likewise
+    )
+
+
+def _sampling(params: SamplingParams) -> engine_pb2.Sampling:
+    return engine_pb2.Sampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        eos_token_ids=params.eos_token_ids,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=None if params.repetition_penalty == 1.0 else params.repetition_penalty,
+        bias_ids=[token for token, _ in params.logit_bias],
+        bias_values=[value for _, value in params.logit_bias],
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words=[engine_pb2.TokenIds(ids=word) for word in params.bad_words],
+        logprobs=None if params.logprobs == OFF else params.logprobs,
+        prompt_logprobs=None if params.prompt_logprobs == OFF else params.prompt_logprobs,
     )

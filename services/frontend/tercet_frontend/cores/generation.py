@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from tercet_frontend.cores.interface import Finished, GenerationRequest, Tokens
+from tercet_frontend.cores.interface import Finished, GenerationRequest, Start, Tokens
+from tercet_shared.errors import InternalError, ProtocolError
+from tercet_shared.sampling_params import OFF
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from tercet_frontend.cores.interface import TokenLogProbs
     from tercet_shared.errors import TercetError
 
 
@@ -29,6 +35,8 @@ class StreamGeneration:
     Attributes:
         request: as submitted; the prompt never changes.
         received: output tokens so far, of all attempts, whether taken by the reader or not.
+        logprobs: one for each of ``received``; None when they were not asked for.
+        pooled: the vector of a request that asked for one, when it has come.
         handle: its number on the stream.
         attempt: 0 first; rows of another attempt are not for it.
     """
@@ -38,10 +46,14 @@ class StreamGeneration:
         "_finished",
         "_link",
         "_over",
+        "_prompt_logprobs",
+        "_start",
         "_taken",
         "_waiter",
         "attempt",
         "handle",
+        "logprobs",
+        "pooled",
         "received",
         "request",
     )
@@ -51,6 +63,10 @@ class StreamGeneration:
         self.handle = handle
         self.attempt = attempt
         self.received: list[int] = []
+        self.logprobs: list[TokenLogProbs] | None = None if request.params.logprobs == OFF else []
+        self.pooled: npt.NDArray[np.float32] | None = None
+        self._prompt_logprobs: list[TokenLogProbs] | None = None if request.params.prompt_logprobs == OFF else []
+        self._start: Start | None = None
         self._link: GenerationLink | None = link  # None once the core has nothing left to tell or to be told
         self._taken = 0
         self._finished: Finished | None = None
@@ -70,14 +86,8 @@ class StreamGeneration:
         while True:
             if self._over:
                 raise RuntimeError("the generation is over")
-            if self._taken < len(self.received):
-                ids = self.received[self._taken :]
-                self._taken = len(self.received)
-                self._over = self._finished is not None
-                return Tokens(ids, self._finished)
-            if self._finished is not None:
-                self._over = True
-                return Tokens([], self._finished)
+            if self._taken < len(self.received) or self._finished is not None:
+                return self._take()
             if self._error is not None:
                 self._over = True
                 raise self._error
@@ -86,6 +96,17 @@ class StreamGeneration:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def _take(self) -> Tokens:
+        begin, self._taken = self._taken, len(self.received)
+        self._over = self._finished is not None
+        start = self._start if not begin else None
+        if self.logprobs is None:
+            return Tokens(self.received[begin:], self._finished, None, start, self.pooled)
+        if len(self.logprobs) != len(self.received):
+            self.abort("log-probabilities are missing")
+            raise InternalError("The core left out log-probabilities.")
+        return Tokens(self.received[begin:], self._finished, self.logprobs[begin:], start, self.pooled)
 
     def finish(self, output_tokens: int) -> None:
         """See `Generation.finish`."""
@@ -103,6 +124,25 @@ class StreamGeneration:
         """Lets the reader see what was added to `received`; several calls before it runs are as one."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def begin(self, cached_tokens: int) -> None:
+        """The first token has come. What a later attempt found in a cache, an earlier one has computed."""
+        if self._start is None:
+            self._start = Start(cached_tokens, self._prompt_logprobs)
+
+    def add_prompt_logprobs(self, first: int, logprobs: list[TokenLogProbs]) -> None:
+        """Adds those of the prompt tokens from position ``first`` on; what is known already is ignored.
+
+        Raises:
+            ProtocolError: tokens before them were left out, or the prompt has not that many.
+        """
+        known = self._prompt_logprobs
+        if known is None:
+            return
+        new = len(known) + 1 - first  # the first token has none
+        if first < 1 or new < 0 or first + len(logprobs) > len(self.request.prompt_ids):
+            raise ProtocolError("Log-probabilities of a prompt do not fit to it.")
+        known += logprobs[new:]
 
     def end(self, finished: Finished) -> None:
         """The core has ended the choice."""

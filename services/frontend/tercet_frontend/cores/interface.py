@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tercet_shared.pooling import Pooling
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from tercet_shared.sampling_params import SamplingParams
+    from tercet_shared.structured import Grammar
 
 
 class FinishReason(Enum):
@@ -39,12 +42,51 @@ class Finished:
     cached_tokens: int
 
 
+class TokenLogProbs(NamedTuple):
+    """Log-probabilities where one token stands: natural logarithms, of the raw logits.
+
+    Attributes:
+        logprob: of the token that stands there.
+        rank: of it; 1 is the most likely token.
+        top_ids: the most likely tokens, the likeliest first, as many as the request asked for.
+        top_logprobs: of each of them.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """What came since the last call: some tokens, the end, or both."""
+class Start:
+    """What is known when the first token comes.
+
+    Attributes:
+        cached_tokens: prompt tokens that came from the prefix cache.
+        prompt_logprobs: of all prompt tokens but the first, in order; None when they were not asked for.
+    """
+
+    cached_tokens: int
+    prompt_logprobs: list[TokenLogProbs] | None
+
+
+class Tokens(NamedTuple):
+    """What came since the last call: some tokens, the end, or both.
+
+    Attributes:
+        ids: the tokens.
+        finished: the end.
+        logprobs: one for each of ``ids``; None when they were not asked for.
+        start: with the first tokens; None later, and where the core did not say.
+        pooled: float32[hidden size], with the end of a request that asked for a vector.
+    """
 
     ids: list[int]
     finished: Finished | None
+    logprobs: list[TokenLogProbs] | None = None
+    start: Start | None = None
+    pooled: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +102,9 @@ class GenerationRequest:
         tenant: for fairness and cache isolation; empty without API keys.
         cache_salt: keeps cached prefixes of different owners apart.
         traceparent: W3C trace context, or empty.
+        grammar: what the output must look like, or None.
+        pooling: not NONE: the request yields one vector and no token.
+        queue_timeout: seconds that it may wait for its first step; 0: no limit.
     """
 
     request_id: str
@@ -70,6 +115,9 @@ class GenerationRequest:
     tenant: str = ""
     cache_salt: str = ""
     traceparent: str = ""
+    grammar: Grammar | None = None
+    pooling: Pooling = Pooling.NONE
+    queue_timeout: float = 0.0
 
 
 class Generation(Protocol):

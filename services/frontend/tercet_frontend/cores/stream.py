@@ -236,6 +236,8 @@ class CoreStream:
             self._apply(frame)
 
     def _apply(self, frame: engine_pb2.EngineFrame) -> None:
+        for run in frame.prompt_logprobs:  # first: a step in the same frame may have the first token
+            self._table.prompt_logprobs(run)
         if frame.HasField("step"):
             self._table.step(frame.step)
         for rejected in frame.rejected:

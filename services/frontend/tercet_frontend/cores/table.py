@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tercet_frontend.cores.frames import FINISH_REASONS, StepColumns, error_of, step_columns
+from tercet_frontend.cores.frames import FINISH_REASONS, StepColumns, error_of, step_columns, token_logprobs
 from tercet_frontend.cores.interface import Finished
 from tercet_shared.errors import InternalError, UnavailableError
 
@@ -47,8 +47,35 @@ class GenerationTable:
                     generation.received += ids[start:end]
                     generation.wake()
                 start = end
+        if columns.logprobs or columns.starts or columns.pooled:
+            self._extras(columns)
         if columns.finish_rows:
             self._finish(columns, step)
+
+    def _extras(self, columns: StepColumns) -> None:
+        """Hands out what comes beside tokens; whoever reads them runs after this."""
+        for row, cached in columns.starts:
+            generation = self._find(columns.handles[row], columns.attempts[row])
+            if generation is not None:
+                generation.begin(cached)
+        for row, logprobs in columns.logprobs:
+            generation = self._find(columns.handles[row], columns.attempts[row])
+            if generation is not None and generation.logprobs is not None:
+                generation.logprobs += logprobs
+        for row, vector in columns.pooled:
+            generation = self._find(columns.handles[row], columns.attempts[row])
+            if generation is not None:
+                generation.pooled = vector
+
+    def prompt_logprobs(self, message: engine_pb2.PromptLogProbs) -> None:
+        """Hands out log-probabilities of prompt tokens.
+
+        Raises:
+            ProtocolError: they are malformed, or tokens before them were left out.
+        """
+        generation = self._find(message.handle, message.attempt)
+        if generation is not None:
+            generation.add_prompt_logprobs(message.first, token_logprobs(message.logprobs))
 
     def _finish(self, columns: StepColumns, step: engine_pb2.Step) -> None:
         errors = {error.row: error for error in step.errors}
@@ -77,9 +104,12 @@ class GenerationTable:
         for generation in lost.values():
             generation.fail(UnavailableError(message))
 
-    def _take(self, handle: int, attempt: int) -> StreamGeneration | None:
+    def _find(self, handle: int, attempt: int) -> StreamGeneration | None:
         generation = self._by_handle.get(handle)
-        if generation is None or generation.attempt != attempt:
-            return None
-        del self._by_handle[handle]
+        return generation if generation is not None and generation.attempt == attempt else None
+
+    def _take(self, handle: int, attempt: int) -> StreamGeneration | None:
+        generation = self._find(handle, attempt)
+        if generation is not None:
+            del self._by_handle[handle]
         return generation

@@ -16,59 +16,31 @@ Neutral = tuple[object, ...]
 """Values that ask for what happens anyway."""
 
 _BOTH: dict[str, Neutral] = {
-    "add_special_tokens": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "cache_salt": (),
-    "frequency_penalty": (0,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
+    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "priority": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
-    "truncate_prompt_tokens": (),
+    "logits_processors": ([],),
+    "repetition_detection": (),
+    "structural_tag": (),
+    "thinking_token_budget": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 
 CHAT: dict[str, Neutral] = {
     **_BOTH,
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
     "audio": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
+    "best_of": (1,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_reasoning": (True,),
-    "logprobs": (False,),
+    "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
+    "moderation": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -76,26 +48,28 @@ CHAT: dict[str, Neutral] = {
 
 COMPLETION: dict[str, Neutral] = {
     **_BOTH,
-    "add_special_tokens": (True,),
-    "echo": (False,),
-    "logprobs": (),
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
 }
 """Fields of ``/v1/completions``."""
+
+STRUCTURED_OUTPUTS: dict[str, Neutral] = {
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
+    "disable_fallback": (False,),
+    "structural_tag": (),
+    "whitespace_pattern": (),
+}
+"""Fields of ``structured_outputs``."""
 
 MESSAGE: dict[str, Neutral] = {
     "audio": (),
     "function_call": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 """Fields of one chat message."""
 
 STREAM_OPTIONS: dict[str, Neutral] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 """Fields of ``stream_options``."""

@@ -43,15 +43,13 @@ def validate(kind: type[T], raw: dict[str, Any]) -> T:
         return kind.model_validate(raw)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        # A union reports one error per member; the one that got furthest into the value is about what was meant.
-        path, message = max(((_path(raw, entry["loc"]), entry["msg"]) for entry in found), key=_depth)
+        # A union reports one error per member; the one that got furthest into the value is about what was meant. Of
+        # those, one that found the right type and a wrong value.
+        entries = [(_path(raw, entry["loc"]), not entry["type"].endswith("_type"), entry["msg"]) for entry in found]
+        path, _, message = max(entries, key=lambda entry: (len(entry[0]), entry[1]))
         param = _written(path)
         text = message.removeprefix("Value error, ")
         raise InvalidRequestError(f"{param}: {text}." if param else f"{text}.", param=param or None) from None
-
-
-def _depth(entry: tuple[list[str | int], str]) -> int:
-    return len(entry[0])
 
 
 def _path(raw: object, location: Sequence[str | int]) -> list[str | int]:

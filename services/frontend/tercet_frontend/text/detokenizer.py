@@ -10,6 +10,7 @@ import codecs
 from typing import TYPE_CHECKING, Protocol
 
 from tercet_frontend.text.pieces import PieceRules, piece_rules
+from tercet_frontend.text.spans import Spelled
 from tercet_frontend.text.windowed import WindowedDecoder
 
 if TYPE_CHECKING:
@@ -36,22 +37,39 @@ class TokenDecoder(Protocol):
     def flush(self) -> str:
         """Returns what is held back (as U+FFFD), when no more tokens come."""
 
+    def spell(self, token: int) -> Spelled:
+        """Does what `push` does, and says which bytes the token brought."""
+
 
 class Detokenizer:
     """A model's tokenizer, prepared for decoding; shared by all streams of a process.
 
     Args:
         tokenizer: read only; ids that it does not know have no text.
+        shown: special tokens that have text all the same.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
         self._rules = piece_rules(tokenizer)
         special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-        self._special = frozenset(special)
+        self._special = frozenset(special - shown)
         # Filled as ids occur: what a vocabulary holds is many times what is ever generated.
         self._with_special: dict[int, str | bytes] = {}
-        self._without_special: dict[int, str | bytes] = dict.fromkeys(special, "")
+        self._without_special: dict[int, str | bytes] = dict.fromkeys(self._special, "")
+        self._showing: dict[frozenset[int], Detokenizer] = {}
+
+    def showing(self, tokens: frozenset[int]) -> Detokenizer:
+        """Returns a detokenizer that does not skip ``tokens`` with the special ones; made once for each set of them.
+
+        Args:
+            tokens: one of the few sets that parsers of answers ask for.
+        """
+        if not tokens & self._special:
+            return self
+        if tokens not in self._showing:
+            self._showing[tokens] = Detokenizer(self._tokenizer, tokens)
+        return self._showing[tokens]
 
     def decoder(
         self, prompt_ids: Sequence[int] | npt.NDArray[np.int32], *, skip_special_tokens: bool = True
@@ -59,10 +77,22 @@ class Detokenizer:
         """Returns a decoder for the output that follows ``prompt_ids``."""
         if self._rules is None:
             context = self._tail(prompt_ids, WindowedDecoder.CONTEXT, skip_special_tokens=skip_special_tokens)
-            return WindowedDecoder(self._tokenizer, context, skip_special_tokens=skip_special_tokens)
+            return WindowedDecoder(self._tokenizer, context, hidden=self._special if skip_special_tokens else ())
         table = self._without_special if skip_special_tokens else self._with_special
         pieces = _Pieces(self._tokenizer, self._rules, table)
         return _PieceDecoder(pieces, _unfinished(pieces, prompt_ids), self._strippable(pieces, prompt_ids))
+
+    def raw(self, token: int) -> bytes:
+        """Returns the bytes of a token by itself, special or not; they may be a part of a code point.
+
+        An unknown id has none.
+        """
+        if self._rules is not None:
+            return _Pieces(self._tokenizer, self._rules, self._with_special).raw(token)
+        try:
+            return self._tokenizer.decode([token], skip_special_tokens=False).encode()
+        except OverflowError:  # negative, or over 32 bits
+            return b""
 
     def _tail(self, ids: Sequence[int] | npt.NDArray[np.int32], count: int, *, skip_special_tokens: bool) -> list[int]:
         tail: list[int] = []
@@ -156,6 +186,16 @@ class _PieceDecoder:
             if text[0] == "\ufffd":
                 text = text[1:]
         return self._stripped(text) if self._strip and text else text
+
+    def spell(self, token: int) -> Spelled:
+        before, adjusts = self._pending, self._from_prompt or self._strip > 0
+        text = self.push(token)
+        held = self._pending
+        if not adjusts:
+            return Spelled(text, self._pieces.raw(token), before, len(held), replaces=False)
+        # The text is not the bytes of the tokens: a space is dropped, or what the prompt left unfinished is at its
+        # beginning. What has come out is the token's, whoever began it.
+        return Spelled(text, text.encode() + held, b"", len(held), replaces=True)
 
     def flush(self) -> str:
         held, self._pending = self._pending, b""

@@ -5,9 +5,9 @@ Streamed and non-streamed answers take this one path: the non-streamed text is t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from tercet_frontend.text.spans import TokenSpans
 from tercet_frontend.text.stops import StopMatcher, StopStrings
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tercet_frontend.text.detokenizer import Detokenizer
+    from tercet_frontend.text.spans import Span
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What one `TextStream.push` yielded.
 
     Attributes:
@@ -28,11 +28,15 @@ class TextDelta:
         stopped_by: the stop string that is complete with this push; then the choice has ended.
         output_tokens: output tokens so far, for usage; when stopped, up to and including the token that completed the
             stop string. Tokens that stay out of the text (end of sequence) count.
+        spans: the tokens whose text this is, in order; only where they were asked for. Then a token's text is held
+            back until all of it may be sent. At the end they are all that count: every output token is in the spans
+            of one delta.
     """
 
     text: str
     stopped_by: str | None
     output_tokens: int
+    spans: Sequence[Span] = ()
 
 
 class TextStream:
@@ -50,6 +54,7 @@ class TextStream:
         skip_special_tokens: leave special tokens out of the text.
         include_stop: end the text with the stop string instead of before it.
         min_tokens: the text of that many first output tokens is not searched for stop strings.
+        spans: say which token brought which bytes of the text.
     """
 
     def __init__(
@@ -61,8 +66,13 @@ class TextStream:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         min_tokens: int = 0,
+        spans: bool = False,
     ) -> None:
         self._decoder = detokenizer.decoder(prompt_ids, skip_special_tokens=skip_special_tokens)
+        self._spans = TokenSpans() if spans else None
+        self._decode = self._decoder.push if self._spans is None else self._decode_with_span
+        self._given_out = 0  # characters that may be sent; counted with spans only
+        self._rest = ""  # of them, what belongs to a token of which more is held back
         stops = stop if isinstance(stop, StopStrings) else StopStrings(stop)
         self._matcher = StopMatcher(stops) if stops else None
         self._include_stop = include_stop
@@ -95,31 +105,36 @@ class TextStream:
             raise RuntimeError("text was pushed to a stream that has ended")
         textual = len(ids) - 1 if drop_last and ids else len(ids)
         if self._matcher is None:
-            text = self._plain(ids, textual, finished=finished)
-            return TextDelta(text, None, self._count)
-        return self._matched(self._matcher, ids, textual, finished=finished)
+            delta = TextDelta(self._plain(ids, textual, finished=finished), None, self._count)
+        else:
+            delta = self._matched(self._matcher, ids, textual, finished=finished)
+        return delta if self._spans is None else self._with_spans(self._spans, delta)
 
     def _plain(self, ids: Sequence[int], textual: int, *, finished: bool) -> str:
-        push = self._decoder.push
-        text = push(ids[0]) if textual == 1 else "".join([push(ids[index]) for index in range(textual)])
+        decode = self._decode
+        text = decode(ids[0]) if textual == 1 else "".join([decode(ids[index]) for index in range(textual)])
         self._count += len(ids)
         if finished:
             self._ended = True
-            text += self._decoder.flush()
+            text += self._flush()
+        if textual < len(ids):
+            self._textless()
         return text
 
     def _matched(self, matcher: StopMatcher, ids: Sequence[int], textual: int, *, finished: bool) -> TextDelta:
         parts: list[str] = []
         for index in range(textual):
             self._count += 1
-            piece = self._decoder.push(ids[index])
+            piece = self._decode(ids[index])
             if self._count <= self._min_tokens:
                 parts.append(piece)
             elif piece and self._feed(matcher, piece, parts):
                 return self._stopped(matcher, parts)
         self._count += len(ids) - textual
         if finished:
-            rest = self._decoder.flush()
+            rest = self._flush()
+            if textual < len(ids):
+                self._textless()
             if rest and self._count > self._min_tokens and self._feed(matcher, rest, parts):
                 return self._stopped(matcher, parts)
             self._ended = True
@@ -135,3 +150,32 @@ class TextStream:
         if self._include_stop and matcher.stopped_by is not None:
             parts.append(matcher.stopped_by)
         return TextDelta("".join(parts), matcher.stopped_by, self._count)
+
+    def _decode_with_span(self, token: int) -> str:
+        spelled = self._decoder.spell(token)
+        if self._spans is not None:
+            self._spans.add(spelled)
+        return spelled.text
+
+    def _flush(self) -> str:
+        text = self._decoder.flush()
+        if self._spans is not None:
+            self._spans.finish(text)
+        return text
+
+    def _textless(self) -> None:
+        """Notes a token that stays out of the text."""
+        if self._spans is not None:
+            self._spans.add_textless()
+
+    def _with_spans(self, spans: TokenSpans, delta: TextDelta) -> TextDelta:
+        self._given_out += len(delta.text)
+        text = self._rest + delta.text
+        if self._ended:
+            self._rest = ""
+            return delta._replace(text=text, spans=spans.cut(self._given_out))
+        found = spans.released(self._given_out)
+        # Text and tokens go out together, so what a token begins with waits for its end.
+        whole = len(b"".join([raw for raw, _ in found]).decode("utf-8", "replace"))
+        self._rest = text[whole:]
+        return delta._replace(text=text[:whole], spans=found)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from tercet_frontend.text.spans import Spelled
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from tokenizers import Tokenizer
 
@@ -21,7 +23,7 @@ class WindowedDecoder:
     Args:
         tokenizer: read only.
         context: the last ids of the prompt that have text, `CONTEXT` at most.
-        skip_special_tokens: leave special tokens out of the text.
+        hidden: tokens that are left out of the text.
     """
 
     CONTEXT: ClassVar[int] = 6
@@ -30,21 +32,28 @@ class WindowedDecoder:
     MOST_HELD: ClassVar[int] = 8
     """Ids whose text may end in U+FFFD before it is given out so: more than the bytes of any code point."""
 
-    __slots__ = ("_context", "_held", "_skip", "_tokenizer")
+    __slots__ = ("_context", "_held", "_hidden", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, hidden: Container[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._context = list(context)
         self._held: list[int] = []
-        self._skip = skip_special_tokens
+        self._hidden = hidden
 
     def push(self, token: int) -> str:
         """Returns the text that ``token`` completes."""
+        if token in self._hidden:
+            return ""
         self._held.append(token)
         text = self._new_text()
         if text.endswith("\ufffd") and len(self._held) < self.MOST_HELD:
             return ""
         return self._give(text)
+
+    def spell(self, token: int) -> Spelled:
+        """Does what `push` does, and says which bytes the token brought: those of the text that it completed."""
+        text = self.push(token)
+        return Spelled(text, text.encode(), b"", len(self._held), replaces=False)
 
     def flush(self) -> str:
         """Returns the text of what is held back."""
@@ -65,4 +74,4 @@ class WindowedDecoder:
         return text
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

@@ -1,0 +1,100 @@
+"""The connection to Redis of what every request needs: short patience, and a pause after a failure."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from tercet_shared.errors import ConfigurationError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+TIMEOUT = 0.5
+"""Seconds for a connection, for an answer, and for a free connection."""
+
+PAUSE = 1.0
+"""Seconds after a failure in which nobody tries."""
+
+_CONNECTIONS = 32
+
+
+class RedisLink:
+    """A Redis that may be away. Building it connects to nothing.
+
+    Attributes:
+        client: for commands, which go through `reached`.
+        failures: calls that did not reach Redis, those during a pause included.
+
+    Raises:
+        ConfigurationError: the URL is no address of Redis.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = TIMEOUT,
+        pause: float = PAUSE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes the address.
+
+        Args:
+            url: ``redis://[user:password@]host:port/database``, ``rediss://`` for TLS, or ``unix:///path``.
+            timeout: seconds, see `TIMEOUT`.
+            pause: seconds, see `PAUSE`.
+            clock: seconds, monotonic.
+        """
+        try:
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=_CONNECTIONS,
+                timeout=timeout,
+                socket_timeout=timeout,
+                socket_connect_timeout=timeout,
+                # One more attempt: an idle connection may have been closed by the other side.
+                retry=Retry(NoBackoff(), 1),
+            )
+        except ValueError:
+            # What the library says repeats the URL, which may hold a password.
+            raise ConfigurationError(
+                "The address of Redis must be redis://host:port/database, rediss://… or unix:///path.",
+                param="redis_url",
+            ) from None
+        self.client = Redis(connection_pool=pool)
+        self.failures = 0
+        self._pause = pause
+        self._clock = clock
+        self._failed_at = -math.inf
+
+    async def reached(self, command: Callable[[], Awaitable[T]]) -> T:
+        """Returns what ``command`` returns.
+
+        Raises:
+            UnavailableError: Redis cannot be reached, or could not a moment ago.
+        """
+        if self._clock() - self._failed_at < self._pause:
+            self.failures += 1
+            raise UnavailableError("Redis cannot be reached.", retry_after=self._pause)
+        try:
+            return await command()
+        except (RedisError, OSError) as error:
+            self.failures += 1
+            self._failed_at = self._clock()
+            logger.warning("Redis cannot be reached (%s)", type(error).__name__)
+            raise UnavailableError("Redis cannot be reached.", retry_after=self._pause) from None
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self.client.aclose(close_connection_pool=True)

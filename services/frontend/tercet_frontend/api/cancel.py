@@ -1,0 +1,32 @@
+"""``DELETE /v1/requests/{id}``: ends a request that runs.
+
+Of use where closing the connection is not: behind a proxy that keeps it open, or from another process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+
+from tercet_frontend.api.errors import JsonResponse
+from tercet_frontend.edge import tenant_of
+from tercet_shared.errors import NotFoundError, bounded
+
+if TYPE_CHECKING:
+    from tercet_frontend.api.endpoint import ApiContext
+
+
+def cancel_router(context: ApiContext) -> APIRouter:
+    """Returns the route."""
+    router = APIRouter(tags=["requests"])
+
+    @router.delete("/v1/requests/{request_id:path}", response_class=JsonResponse)
+    async def cancel_request(request_id: str, request: Request) -> Response:
+        """Ends a running request by the id of its answer, or by the X-Request-Id that its client sent."""
+        number = context.admission.running.cancel(tenant_of(request.scope), request_id)
+        if not number:
+            raise NotFoundError(f"No request with the id {bounded(request_id, 128)!r} is running here.")
+        return JsonResponse({"id": request_id, "object": "request", "cancelled": True})
+
+    return router

@@ -1,0 +1,1 @@
+"""How the families of models write tool calls: one small class each, behind one interface."""
