@@ -6,7 +6,8 @@
 #                https://pytorch.org/get-started/locally/ names them
 #   MODEL, PORT  what `make serve` serves (a small model that it fetches), and where (8000)
 #   ARGS         further flags: of `tercet serve` for serve, of pytest for test, of the load generator for bench-serve
-#   DURATION     seconds for which `make chaos` breaks things (120)
+#   DURATION     seconds for which `make chaos` breaks things (120), and `make soak` asks (1200)
+#   EXAMPLES     how many times as much as the tests `make fuzz` sends (50)
 #   URL, PEER    bench-serve: measure this server instead of starting one; measure this one too, and print ratios
 
 PYTHON ?= python3
@@ -15,7 +16,8 @@ TORCH_INDEX ?=
 MODEL ?=
 PORT ?= 8000
 ARGS ?=
-DURATION ?= 120
+DURATION ?=
+EXAMPLES ?= 50
 URL ?=
 PEER ?=
 
@@ -35,7 +37,8 @@ PROTO := proto/tercet_proto/v1/engine.proto
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .DEFAULT_GOAL := install
-.PHONY: help install serve test lint format proto bench-serve bench-core chaos profile-worker clean
+.PHONY: help install serve test sanitize lint format proto bench-serve bench-frontend bench-isolation bench-core chaos \
+	soak fuzz profile-worker clean
 
 help:  ## lists what can be made
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -49,6 +52,9 @@ serve: $(STAMPS)/services $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## 
 
 test: $(STAMPS)/dev $(STAMPS)/kernels $(STAMPS)/model  ## runs all tests (ARGS= goes to pytest)
 	$(BIN)/python -m pytest $(ARGS)
+
+sanitize: $(STAMPS)/dev  ## runs the kernels under the address and undefined-behaviour sanitizers
+	TERCET_KERNEL_SANITIZE=1 $(BIN)/python -m pytest tests/unit/worker/test_attention_sanitized.py tests/unit/worker/test_program_sanitized.py
 
 lint: $(STAMPS)/dev  ## checks style, types, import contracts and generated code
 	$(BIN)/ruff check .
@@ -69,13 +75,27 @@ bench-serve: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL)$(URL),,$(STAMPS)/mode
 	if [ -z "$$model" ] && [ -z '$(URL)' ]; then model=$$(cat $(STAMPS)/model); fi; \
 	exec $(BIN)/python tests/bench/serve.py $(if $(URL),--url=$(URL)) $(if $(PEER),--peer=$(PEER)) $${model:+--serve="$$model"} $(ARGS)
 
+bench-frontend: $(STAMPS)/dev $(if $(MODEL),,$(STAMPS)/model)  ## measures one front end alone: tokens/s, CPU per token
+	@set -e; model='$(MODEL)'; \
+	exec $(BIN)/python -m tests.bench.frontend "$${model:-$$(cat $(STAMPS)/model)}" $(ARGS)
+
 profile-worker: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## shows where a step of the worker spends its time
 	@set -e; model='$(MODEL)'; \
 	exec $(BIN)/python -m tests.bench.worker_profile $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
 
 chaos: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## kills and stops workers and clients under load, for DURATION seconds
 	@set -e; model='$(MODEL)'; \
-	exec $(BIN)/python tests/bench/chaos.py --duration=$(DURATION) $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
+	exec $(BIN)/python tests/bench/chaos.py --duration=$(or $(DURATION),120) $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
+
+soak: $(STAMPS)/dev $(STAMPS)/kernels  ## asks everything at once for DURATION seconds; fails where memory or descriptors grow
+	$(BIN)/python -m tests.bench.soak --duration=$(or $(DURATION),1200) $(if $(MODEL),--model='$(MODEL)') $(ARGS)
+
+fuzz: $(STAMPS)/dev $(STAMPS)/model  ## sends the front end what nobody should, for long (EXAMPLES=), and counts the answers
+	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest -q -s tests/contract/frontend/test_fuzz.py $(ARGS)
+
+bench-isolation: $(STAMPS)/dev $(if $(MODEL),,$(STAMPS)/model)  ## measures what large requests do to running streams
+	@set -e; model='$(MODEL)'; \
+	exec $(BIN)/python -m tests.bench.isolation "$${model:-$$(cat $(STAMPS)/model)}" $(ARGS)
 
 bench-core: $(STAMPS)/dev  ## measures the core's bookkeeping, and requests per second through a whole core
 	$(BIN)/python tests/bench/core.py --through 100000
@@ -100,7 +120,7 @@ $(STAMPS)/torch: constraints.txt $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/services: constraints.txt $(PYPROJECTS) $(STAMPS)/torch
-	$(PIP) install --quiet --constraint constraints.txt $(PACKAGES:%=--editable ./%)
+	$(PIP) install --quiet --constraint constraints.txt --editable './shared[tools]' $(SERVICES:%=--editable ./services/%)
 	@touch $@
 
 $(STAMPS)/dev: pyproject.toml $(STAMPS)/services

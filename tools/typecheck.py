@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVICES = ("tercet_frontend", "tercet_core", "tercet_worker")
-PACKAGES = ("tercet_shared", *SERVICES)
+PACKAGES = ("tercet_shared", "tercet_tools", *SERVICES)
 
 
 def forbidden(package: str) -> list[str]:

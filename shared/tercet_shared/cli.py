@@ -20,13 +20,14 @@ TOOLS: Final = {
     "chat": "tercet_tools.chat.command",
     "completion": "tercet_tools.completion.command",
     "doctor": "tercet_tools.doctor.command",
+    "key": "tercet_tools.key.command",
 }
 """Sub-command and module of each tool: ``main(arguments)`` runs it and returns the exit code."""
 
 _HELP: Final = """\
 usage: tercet serve MODEL [flags]
        tercet frontend | core | worker [flags]
-       tercet doctor [MODEL] | chat | bench serve --url URL | completion SHELL [flags]
+       tercet doctor [MODEL] | chat | key new NAME | bench serve --url URL | completion SHELL [flags]
        tercet --version | --help
 
 Serves large language models behind an OpenAI-style HTTP API.
@@ -38,6 +39,7 @@ commands:
   worker       run one worker: holds the model and computes
   chat         talk to a server from this terminal
   doctor       what this machine offers, and what a model would need and reach here
+  key          make API keys
   bench serve  measure one server or several: latency and throughput under load
   completion   print what makes bash, zsh or fish complete this command
 

@@ -77,8 +77,8 @@ class FrontendOptions(BaseModel):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="File of API keys with their tenants and limits, JSON or TOML (see docs/access.md); read again when "
-        "it changes.",
+        description="File of API keys with tenants and limits, JSON or TOML (docs/access.md); read again when it "
+        "changes.",
     )
     max_body_bytes: ByteSize = Field(ByteSize(10 * MiB), description="Largest request body that is read.")
     max_requests: int = Field(
@@ -182,6 +182,11 @@ class WorkerOptions(BaseModel):
         "auto",
         description="auto keeps a checkpoint's quantized weights as they are, none makes them dense, int8 also makes "
         "eight bits of dense ones. With bfloat16; otherwise weights are dense.",
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="Insist that a request's tokens depend on nothing that is computed beside it. The CPU kernels "
+        "always see to that; without them the worker does not start.",
     )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block of the KV cache.")
     kv_cache_memory: ByteSize | None = Field(

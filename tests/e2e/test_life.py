@@ -100,12 +100,15 @@ def test_a_worker_that_is_killed_again_and_again_ends_the_command(tiny: Path) ->
         assert list(running.run_base.iterdir()) == []
 
 
-def test_the_supervisors_death_takes_the_services_along(tiny: Path) -> None:
+def test_the_supervisors_death_takes_the_services_along_and_leaves_nothing(tiny: Path) -> None:
     with serve(tiny) as running:
-        services = list(running.children().values())
+        processes = psutil.Process(running.process.pid).children(recursive=True)
+        assert len(processes) >= 4, "three services and the janitor"
+        assert list(running.run_base.iterdir()) != []
         running.process.kill()
-        _, alive = psutil.wait_procs(services, timeout=20)
+        _, alive = psutil.wait_procs(processes, timeout=20)
         assert not alive
+        assert list(running.run_base.iterdir()) == []
 
 
 def _fails(*arguments: str) -> str:

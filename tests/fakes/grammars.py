@@ -14,6 +14,7 @@ import numpy as np
 from tercet_core.grammar.guide import GrammarGuide
 from tercet_core.grammar.masks import Masks
 from tercet_core.grammar.matchers import make_matcher
+from tercet_core.grammar.numbers import may_hold_numbers
 from tercet_core.grammar.translate import translate
 from tercet_core.grammar.vocabulary import Vocabulary, read_vocabulary
 from tercet_shared.checkpoint import Checkpoint
@@ -56,7 +57,8 @@ def begin(
     """Returns the guide of a request with this grammar."""
     grammar = Grammar(kind, text)
     matcher = make_matcher(vocabulary.tokenizer, grammar, translate(grammar))
-    guide = GrammarGuide(matcher, grammar, stop_ids=stop_ids, end_ids=vocabulary.end_ids)
+    numbers = vocabulary.numbers if may_hold_numbers(grammar) else None
+    guide = GrammarGuide(matcher, grammar, stop_ids=stop_ids, end_ids=vocabulary.end_ids, numbers=numbers)
     guide.begin([*output])
     return guide
 

@@ -84,7 +84,9 @@ class Plan:
         frontend: role of the children that serve HTTP; their ``ready`` reports carry ``port``.
         host: address that it listens on.
         model: what the user named; said where nothing better is known.
-        api_key: a key that the front end accepts, or None where it asks for none.
+        api_key: a key that the front end accepts, or None where none is known here.
+        needs_key: whether the front end asks for one.
+        tls: whether it speaks HTTPS.
     """
 
     children: tuple[ChildSpec, ...]
@@ -92,6 +94,8 @@ class Plan:
     host: str
     model: str
     api_key: str | None = None
+    needs_key: bool = False
+    tls: bool = False
 
     def holding(self, descriptor: int) -> Plan:
         """Returns the same plan, with children that all hold ``descriptor``."""
@@ -135,8 +139,10 @@ def plan_serve(settings: ServeSettings, run_dir: Path, environ: Mapping[str, str
         ),
         frontend=FRONT_END,
         host=settings.host,
-        model=settings.model,
+        model=settings.served_model_name[0] if settings.served_model_name else settings.model,
         api_key=settings.api_key[0] if settings.api_key else None,
+        needs_key=bool(settings.api_key) or settings.api_keys_file is not None,
+        tls=settings.tls_cert is not None,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import socket
+import ssl
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,10 +51,11 @@ def why_not(host: str, port: int, error: OSError) -> str:
     return f"Nothing can listen on {host}:{port}: {error.strerror}."
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
     """Returns the URL under which a server that listens on ``host`` is reached from this machine."""
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104  # compared only
-    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{reached}]:{port}" if ":" in reached else f"{scheme}://{reached}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ class Answer:
     body: bytes
 
 
-async def fetch(host: str, port: int, path: str, *, api_key: str | None = None) -> Answer:
-    """Returns the answer to ``GET path``.
+async def fetch(host: str, port: int, path: str, *, api_key: str | None = None, tls: bool = False) -> Answer:
+    """Returns the answer to ``GET path``; with ``tls``, of a server whose certificate need not be for this address.
 
     Raises:
         OSError: nobody answers (also as TimeoutError).
@@ -76,7 +78,7 @@ async def fetch(host: str, port: int, path: str, *, api_key: str | None = None) 
     if api_key is not None:
         lines.append(f"Authorization: Bearer {api_key}")
     async with asyncio.timeout(_ANSWER_S):
-        reader, writer = await asyncio.open_connection(reached, port)
+        reader, writer = await asyncio.open_connection(reached, port, ssl=_trusting() if tls else None)
         try:
             writer.write("\r\n".join([*lines, "", ""]).encode())
             raw = bytearray()
@@ -91,7 +93,15 @@ async def fetch(host: str, port: int, path: str, *, api_key: str | None = None) 
     return Answer(int(parts[1]), body)
 
 
-async def wait_until_ready(host: str, port: int, *, timeout_s: float = 15.0) -> None:
+def _trusting() -> ssl.SSLContext:
+    # The server is our own child, on this machine; its certificate is for the name under which others know it.
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def wait_until_ready(host: str, port: int, *, timeout_s: float = 15.0, tls: bool = False) -> None:
     """Returns once ``/readyz`` answers 200.
 
     The services have reported ready by then; what is left is one frame from the core to the front end, for which there
@@ -105,7 +115,7 @@ async def wait_until_ready(host: str, port: int, *, timeout_s: float = 15.0) -> 
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    answer = await fetch(host, port, "/readyz")
+                    answer = await fetch(host, port, "/readyz", tls=tls)
                     if answer.status == 200:
                         return
                     last = f"{answer.status} {bounded(answer.body.decode(errors='replace').strip(), 300)}"
@@ -116,10 +126,10 @@ async def wait_until_ready(host: str, port: int, *, timeout_s: float = 15.0) -> 
         raise UnavailableError(f"The services have started, but /readyz still says: {last}") from None
 
 
-async def served_model(host: str, port: int, api_key: str | None) -> str | None:
+async def served_model(host: str, port: int, api_key: str | None, *, tls: bool = False) -> str | None:
     """Returns the first name that ``/v1/models`` lists, or None if it does not say."""
     try:
-        answer = await fetch(host, port, "/v1/models", api_key=api_key)
+        answer = await fetch(host, port, "/v1/models", api_key=api_key, tls=tls)
         name = json.loads(answer.body)["data"][0]["id"]
     except (OSError, UnavailableError, ValueError, LookupError, TypeError):
         return None

@@ -204,10 +204,11 @@ class Supervisor:
         port = frontend.detail.get("port")
         if not isinstance(port, int):
             raise UnavailableError("The front end did not report the port that it listens on.")
-        host, key = self._plan.host, self._plan.api_key
-        await wait_until_ready(host, port, timeout_s=self._ready_timeout_s)
-        model = await served_model(host, port, key) or self._plan.model
-        self._terminal.announce(announcement(url_of(host, port), model, needs_key=key is not None))
+        host, key, tls = self._plan.host, self._plan.api_key, self._plan.tls
+        await wait_until_ready(host, port, timeout_s=self._ready_timeout_s, tls=tls)
+        asked = None if self._plan.needs_key and key is None else await served_model(host, port, key, tls=tls)
+        model = asked or self._plan.model
+        self._terminal.announce(announcement(url_of(host, port, tls=tls), model, needs_key=self._plan.needs_key))
 
     async def _cause(self) -> str:
         first = self._failures[0]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHELLS: Final = ("bash", "zsh", "fish")
 
 _POSITIONAL: Final = "model"
-_HIDDEN: Final = {"report_fd"}
+_HIDDEN: Final = {"report_fd", "listen_fd", "process_socket", "accept_when_ready"}
 """Fields that nobody types."""
 
 _SOURCES: Final = (
@@ -87,6 +87,7 @@ def commands() -> list[Command]:
         )
         for words, summary, kind in ((words, summary, _load(*where)) for words, summary, *where in _SOURCES)
     ]
+    found.append(Command(words=("key",), summary="make API keys", flags=(_HELP,), values=("new", "hash")))
     found.append(
         Command(
             words=("completion",), summary="print what makes a shell complete tercet", flags=(_HELP,), values=SHELLS

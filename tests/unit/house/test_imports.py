@@ -28,7 +28,7 @@ def import_all(package: str, *hidden: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("package", ["tercet_shared", "tercet_proto", "tercet_frontend", "tercet_core"])
+@pytest.mark.parametrize("package", ["tercet_shared", "tercet_proto", "tercet_tools", "tercet_frontend", "tercet_core"])
 def test_imports_without_torch_and_without_the_other_services(package: str) -> None:
     done = import_all(package, "torch", "transformers", *sorted(SERVICES - {package}))
     assert done.returncode == 0, done.stderr

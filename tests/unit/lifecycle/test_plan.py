@@ -76,3 +76,10 @@ def test_a_flag_beats_a_variable_in_the_children_too() -> None:
     made = plan("--port=8000", environ=environ)
     for spec in made.children:
         assert dict(spec.env) == {"TERCET_WORKER_TIMEOUT": "5", "PATH": "/bin"}
+
+
+def test_what_the_front_end_asks_for_is_known() -> None:
+    assert (plan().needs_key, plan().tls) == (False, False)
+    assert plan("--api-key=sesame").needs_key
+    made = plan("--api-keys-file=keys.toml", "--tls-cert=c.pem", "--tls-key=k.pem")
+    assert (made.needs_key, made.api_key, made.tls) == (True, None, True)

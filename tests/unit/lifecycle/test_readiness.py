@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from tercet_shared.errors import ConfigurationError, UnavailableError
 from tercet_shared.lifecycle.readiness import check_port, fetch, served_model, url_of, wait_until_ready
 from tercet_shared.lifecycle.supervisor import announcement
+from tests.fakes.certificates import Authority
 
 
 @asynccontextmanager
@@ -82,3 +85,21 @@ def test_the_announcement_quotes_for_the_shell_and_keeps_the_key_out() -> None:
     text = announcement("http://h:1", "it's", needs_key=True)
     assert "it'\"'\"'s" in text
     assert 'Authorization: Bearer $TERCET_API_KEY"' in text
+
+
+async def test_over_tls_whatever_the_certificate_s_name(tmp_path: Path) -> None:
+    own = Authority(tmp_path).issue("model.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.chain, own.key)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\n\r\n{"data": [{"id": "m"}]}')
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        await wait_until_ready("127.0.0.1", port, tls=True)
+        assert await served_model("127.0.0.1", port, None, tls=True) == "m"
+    assert url_of("0.0.0.0", 443, tls=True) == "https://127.0.0.1:443"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher
 
+    from tercet_core.grammar.numbers import NumberLimit
     from tercet_shared.errors import TercetError
     from tercet_shared.structured import Grammar
     from tercet_shared.wire.step import U32
@@ -29,10 +30,17 @@ class GrammarGuide:
         grammar: what errors are about.
         stop_ids: the tokens that the request's parameters let it end with.
         end_ids: the model's end-of-sequence ids.
+        numbers: how long numbers in JSON become; None where there are none.
     """
 
     def __init__(
-        self, matcher: LLMatcher, grammar: Grammar, *, stop_ids: Iterable[int], end_ids: tuple[int, ...]
+        self,
+        matcher: LLMatcher,
+        grammar: Grammar,
+        *,
+        stop_ids: Iterable[int],
+        end_ids: tuple[int, ...],
+        numbers: NumberLimit | None = None,
     ) -> None:
         self.matcher = matcher
         self._grammar = grammar
@@ -40,6 +48,8 @@ class GrammarGuide:
         self._ends = np.array(sorted(set(end_ids)), np.int64)
         self._all_ends = np.union1d(self._stops, self._ends)
         self._end_ids = end_ids
+        self._numbers = numbers
+        self._tail = b" "  # of the output, for the numbers
         self._forced: list[int] = []
         self._error: TercetError | None = None
 
@@ -70,6 +80,8 @@ class GrammarGuide:
 
     def advance(self, tokens: list[int]) -> None:
         """Takes tokens; see `Guide`."""
+        if self._numbers is not None:
+            self._tail = self._numbers.tail(self._tail, tokens)
         at = 0
         while at < len(tokens) and self._error is None:
             run = self._forced_run(tokens[at : at + len(self._forced)])
@@ -104,6 +116,8 @@ class GrammarGuide:
                 _set(words, self._all_ends)
         elif not words.any():
             self._fail("it allows no further token.")
+        if self._numbers is not None:
+            self._numbers.apply(self._tail, words)
 
     def _forced_run(self, tokens: list[int]) -> int:
         return next((i for i, (a, b) in enumerate(zip(tokens, self._forced, strict=False)) if a != b), len(tokens))

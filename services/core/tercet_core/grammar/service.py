@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tercet_core.grammar.compiler import GrammarCompiler
 from tercet_core.grammar.guide import GrammarGuide
 from tercet_core.grammar.masks import Masks
+from tercet_core.grammar.numbers import may_hold_numbers
 from tercet_core.grammar.threads import in_deep_thread
 from tercet_core.grammar.vocabulary import read_vocabulary
 from tercet_shared.errors import CheckpointError, InvalidRequestError
@@ -66,7 +67,8 @@ class GrammarService:
         matcher = await compiler.matcher(grammar)
         params = request.params
         stop_ids = params.eos_token_ids + params.stop_token_ids
-        guide = GrammarGuide(matcher, grammar, stop_ids=stop_ids, end_ids=vocabulary.end_ids)
+        numbers = vocabulary.numbers if may_hold_numbers(grammar) else None
+        guide = GrammarGuide(matcher, grammar, stop_ids=stop_ids, end_ids=vocabulary.end_ids, numbers=numbers)
         output = request.tokens[request.prompt_len :].tolist()
         await asyncio.get_running_loop().run_in_executor(self._replay_threads, guide.begin, output)
         if guide.error is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tercet_core.grammar.matchers import make_tokenizer
+from tercet_core.grammar.numbers import NumberLimit
 from tercet_shared.checkpoint import Checkpoint
 from tercet_shared.errors import CheckpointError
 
@@ -22,12 +23,14 @@ class Vocabulary:
         size: tokens that the model knows.
         end_ids: the model's end-of-sequence ids, at least one.
         tokenizer: the vocabulary as llguidance needs it.
+        numbers: how long numbers in JSON become.
     """
 
     text: str
     size: int
     end_ids: tuple[int, ...]
     tokenizer: LLTokenizer
+    numbers: NumberLimit
 
 
 def read_vocabulary(model: str, revision: str | None, *, size: int, fingerprint: str) -> Vocabulary:
@@ -50,6 +53,7 @@ def read_vocabulary(model: str, revision: str | None, *, size: int, fingerprint:
         raise CheckpointError("The model has no end-of-sequence token.")
     text = checkpoint.tokenizer.backend.to_str()
     try:
-        return Vocabulary(text, size, end_ids, make_tokenizer(text, size, end_ids))
+        tokenizer = make_tokenizer(text, size, end_ids)
+        return Vocabulary(text, size, end_ids, tokenizer, NumberLimit(tokenizer))
     except ValueError as error:
         raise CheckpointError(f"The tokenizer cannot be used for grammars: {error}.") from None

@@ -168,3 +168,78 @@ def test_rows_with_and_without_a_choice_share_a_mask(vocabulary: Vocabulary, mas
     masks.fill([*guides], words)
     rows = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
     assert [np.flatnonzero(row).tolist() for row in rows] == alone
+
+
+ENDLESS = {
+    "number": {"type": "number"},
+    "bounded number": {"type": "number", "minimum": 3, "maximum": 31},
+    "integer": {"type": "integer"},
+    "anything": {},
+}
+
+
+@pytest.mark.parametrize("schema", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("start", ["1", "-1", "1.5", "12e1", "3."])
+def test_numbers_end_whatever_the_model_wants(
+    vocabulary: Vocabulary, masks: Masks, schema: dict[str, object], start: str
+) -> None:
+    for around in ("%s", '{"a": %s}', "[true, %s]"):
+        opening, closing = around.split("%s")
+        whole = (
+            schema if not opening else {"type": "array", "prefixItems": [{"type": "boolean"}, schema], "items": False}
+        )
+        if opening.startswith("{"):
+            whole = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+        guide = begin(vocabulary, GrammarKind.JSON_SCHEMA, json.dumps(whole))
+        guide.advance(vocabulary.tokenizer.tokenize_str(opening))
+        tokens = vocabulary.tokenizer.tokenize_str(start)
+        if guide.matcher.validate_tokens(tokens) < len(tokens):
+            continue  # the schema does not allow such a number
+        guide.advance(tokens)
+        digits = [vocabulary.tokenizer.tokenize_str(digit)[0] for digit in "3179"]
+        written = start
+        while len(written) < 60:
+            choice = allowed(masks, guide)
+            digit = next((token for token in digits if token in choice), None)
+            if digit is None:
+                break
+            guide.advance([digit])
+            written += vocabulary.tokenizer.decode_str([digit])
+        assert 0 < len(written) - len(start) <= 18, written
+        guide.advance(vocabulary.tokenizer.tokenize_str(closing))
+        assert guide.error is None
+        assert END in allowed(masks, guide)
+        json.loads(opening + written + closing)
+
+
+def test_only_numbers_are_ended(vocabulary: Vocabulary, masks: Masks) -> None:
+    digit = vocabulary.tokenizer.tokenize_str("7")[0]
+    for kind, text, opening in (
+        (GrammarKind.JSON_SCHEMA, '{"type": "string"}', '"'),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string"}', '"a, '),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "pattern": "^([0-9]{4}-?){20}$"}', '"'),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "pattern": "^[0-9]{80}$"}', '"'),
+        (GrammarKind.REGEX, "[0-9]+", ""),
+        (GrammarKind.LARK, "start: /[0-9]+/", ""),
+        (GrammarKind.LARK, 'start: %json {"type": "string"}', '"'),
+    ):
+        guide = begin(vocabulary, kind, text)
+        guide.advance([*vocabulary.tokenizer.tokenize_str(opening), *[digit] * 50])
+        assert guide.error is None, text
+        assert digit in allowed(masks, guide), text
+
+
+def test_a_number_that_must_be_long_becomes_long(vocabulary: Vocabulary, masks: Masks) -> None:
+    digit = vocabulary.tokenizer.tokenize_str("7")[0]
+    schema = {"type": "integer", "minimum": 5 * 10**18, "maximum": 9 * 10**18}
+    guide = begin(vocabulary, GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    guide.advance([digit] * 18)
+    assert digit in allowed(masks, guide)
+    guide.advance([digit])
+    assert allowed(masks, guide) == [END]
+
+
+def test_numbers_in_a_grammar_that_embeds_json(vocabulary: Vocabulary, masks: Masks) -> None:
+    guide = begin(vocabulary, GrammarKind.LARK, 'start: "call " %json {"type": "number"} "."')
+    guide.advance(vocabulary.tokenizer.tokenize_str("call 7." + "7" * 18))
+    assert vocabulary.tokenizer.tokenize_str("7")[0] not in allowed(masks, guide)

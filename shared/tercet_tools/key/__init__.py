@@ -1,0 +1,1 @@
+"""``tercet key``: makes API keys and their entries for the front end's list."""
