@@ -15,9 +15,9 @@ import gc
 import sys
 from typing import Final
 
-THRESHOLDS: Final = (10_000, 10, 10)
-"""New objects before the youngest are looked at, and how often that is done before the next older ones are: a thousand
-running streams hold some hundred thousand objects, which take milliseconds."""
+THRESHOLDS: Final = (50_000, 20, 10)
+"""New objects before the youngest are looked at, which takes some milliseconds, and how often that is done before the
+next older ones are: a thousand running streams hold some hundred thousand objects."""
 
 SWITCH_S: Final = 0.0002
 """Seconds after which a thread hands the interpreter over to one that waits: many times what the change costs."""

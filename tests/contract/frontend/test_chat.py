@@ -210,3 +210,25 @@ async def test_long_prompts_are_tokenized_alike(text: ModelText, says: Any) -> N
     ids = core.requests[0].prompt_ids
     assert story in text.tokenizer.decode(ids)
     assert len(ids) >= len(expected)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_last_message_is_echoed(text: ModelText, says: Any, stream: bool) -> None:
+    begun: list[Any] = [*QUESTION, {"role": "assistant", "content": "The capital is"}]
+    continued = {"continue_final_message": True, "echo": True}
+    expected = [
+        (begun, continued, "The capital is Paris."),
+        (begun, {"echo": True}, "The capital is Paris."),
+        (begun, continued | {"echo": False}, " Paris."),
+        (QUESTION, {"echo": True}, " Paris."),  # the user's words are not the assistant's
+    ]
+    async with FakeCore(outputs=says(" Paris.")) as core, running(text, [core]) as front_end:
+        for messages, fields, content in expected:
+            create = front_end.openai.chat.completions.create
+            options: Any = {"model": MODEL, "messages": messages, "extra_body": fields, "logprobs": True}
+            if stream:
+                chunks = [chunk async for chunk in await create(stream=True, **options)]
+                found = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            else:
+                found = (await create(**options)).choices[0].message.content or ""
+            assert found == content

@@ -105,6 +105,17 @@ async def test_many_long_vectors(text: ModelText) -> None:
     assert all(np.linalg.norm(one.embedding) == pytest.approx(1, abs=1e-5) for one in answer.data)
 
 
+async def test_long_texts_can_be_cut(text: ModelText) -> None:
+    long = "la " * 3000
+    ids = text.tokenizer.encode(long)
+    async with FakeCore(outputs=lambda _: [], pooled=[1.0]) as core, running(text, [core]) as front_end:
+        for fields in ({"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 7, "priority": -3}):
+            extra = fields | {"embed_dtype": "float32", "endianness": "little"}
+            await front_end.openai.embeddings.create(model=MODEL, input=[long, "Hi"], extra_body=extra)
+    assert [request.prompt_ids for request in core.requests[::2]] == [ids[-2047:], ids[-7:]]
+    assert [request.submit.priority for request in core.requests] == [0, 0, -3, -3]
+
+
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [
@@ -121,6 +132,10 @@ async def test_many_long_vectors(text: ModelText) -> None:
         ({"encoding_format": "hex"}, 400, "encoding_format"),
         ({"dimensions": 0}, 400, "dimensions"),
         ({"pooling": "max"}, 400, "pooling"),
+        ({"truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 2048}, 400, "truncate_prompt_tokens"),
+        ({"embed_dtype": "bfloat16"}, 400, "embed_dtype"),
+        ({"messages": [{"role": "user", "content": "Hi"}]}, 400, "messages"),
     ],
 )
 async def test_bad_input(text: ModelText, change: dict[str, Any], status: int, param: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tercet_core.grammar.matchers import make_matcher
 from tercet_core.grammar.proving import TRY_SECONDS, Prover
 from tercet_core.grammar.threads import in_deep_thread
+from tercet_core.grammar.turns import Turns
 from tercet_shared.errors import InvalidRequestError, OverloadedError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ MAX_CACHED_BYTES: Final = 2 << 20
 """Bytes of their texts. Compiled, a large one takes up to two hundred times as much."""
 MAX_COMPILING: Final = 64
 """Grammars that are being compiled or wait for it; more are turned away."""
+MAX_COMPILING_PER_TENANT: Final = 16
+"""Those of one tenant."""
 PROVERS: Final = 2
 """Processes that try grammars out: one grammar that takes all of its time does not hold up everybody else."""
 
@@ -43,24 +46,36 @@ class GrammarCompiler:
         vocabulary: the tokenizer.
         seconds: that trying one grammar out may take.
         max_compiling: grammars that may be in work or wait.
+        max_per_tenant: those of one tenant.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, *, seconds: float = TRY_SECONDS, max_compiling: int = MAX_COMPILING
+        self,
+        vocabulary: Vocabulary,
+        *,
+        seconds: float = TRY_SECONDS,
+        max_compiling: int = MAX_COMPILING,
+        max_per_tenant: int = MAX_COMPILING_PER_TENANT,
     ) -> None:
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._max_compiling = max_compiling
+        self._max_per_tenant = max_per_tenant
         self._cache: OrderedDict[tuple[GrammarKind, str], _Compiled] = OrderedDict()
         self._cached_bytes = 0
         self._compiling: dict[tuple[GrammarKind, str], asyncio.Task[_Compiled]] = {}
-        self._free = asyncio.Semaphore(PROVERS)
+        self._compiling_for: Counter[str] = Counter()
+        self._turns = Turns(PROVERS)
         self._provers: list[Prover] = []
         self.tried = 0
         """Grammars that were not in the cache."""
 
-    async def matcher(self, grammar: Grammar) -> LLMatcher:
+    async def matcher(self, grammar: Grammar, tenant: str = "") -> LLMatcher:
         """Returns a matcher at the start of a grammar, for one request.
+
+        Args:
+            grammar: the request's.
+            tenant: whose request it is; empty where nobody is known.
 
         Raises:
             InvalidRequestError: the grammar is wrong, or asks for more than it may.
@@ -72,7 +87,7 @@ class GrammarCompiler:
         if compiled is not None:
             self._cache.move_to_end(key)
         else:
-            compiled = await asyncio.shield(self._compiling.get(key) or self._begin(grammar))
+            compiled = await asyncio.shield(self._compiling.get(key) or self._begin(grammar, tenant))
         if compiled.matcher is None:
             raise InvalidRequestError(compiled.reason, param=grammar.param)
         return compiled.matcher.deep_copy()
@@ -87,40 +102,52 @@ class GrammarCompiler:
         for prover in provers:
             await prover.close()
 
-    def _begin(self, grammar: Grammar) -> asyncio.Task[_Compiled]:
-        if len(self._compiling) >= self._max_compiling:
+    def _begin(self, grammar: Grammar, tenant: str) -> asyncio.Task[_Compiled]:
+        limit = self._max_per_tenant if tenant else self._max_compiling
+        if len(self._compiling) >= self._max_compiling or self._compiling_for[tenant] >= limit:
             raise OverloadedError("Too many grammars wait to be compiled; try again.")
         key = (grammar.kind, grammar.text)
-        task = asyncio.create_task(self._compile(grammar), name="compile a grammar")
+        task = asyncio.create_task(self._compile(grammar, tenant), name="compile a grammar")
 
         def done(task: asyncio.Task[_Compiled]) -> None:
             del self._compiling[key]
+            self._compiling_for[tenant] -= 1
+            if not self._compiling_for[tenant]:
+                del self._compiling_for[tenant]
             if not task.cancelled() and task.exception() is None:  # what failed for another reason is tried again
                 self._keep(key, task.result())
 
         self._compiling[key] = task
+        self._compiling_for[tenant] += 1
         task.add_done_callback(done)
         return task
 
-    async def _compile(self, grammar: Grammar) -> _Compiled:
+    async def _compile(self, grammar: Grammar, tenant: str) -> _Compiled:
         self.tried += 1
-        async with self._free:
-            prover = self._provers.pop() if self._provers else Prover(seconds=self._seconds)
-            try:
-                if not prover.usable:
-                    await prover.start(self._vocabulary)
-                translated = await prover.translate(grammar)
-            except InvalidRequestError as error:
-                return _Compiled(None, error.message)
-            finally:
-                if prover.usable:
-                    self._provers.append(prover)
+        size = len(grammar.text)
+        await self._turns.wait(tenant, size)
+        try:
+            translated = await self._prove(grammar)
+        except InvalidRequestError as error:
+            return _Compiled(None, error.message)
+        finally:
+            self._turns.leave(tenant, size)
         tokenizer = self._vocabulary.tokenizer
         try:
             matcher = await in_deep_thread(lambda: make_matcher(tokenizer, grammar, translated), "grammar")
         except InvalidRequestError as error:
             return _Compiled(None, error.message)
         return _Compiled(matcher)
+
+    async def _prove(self, grammar: Grammar) -> str:
+        prover = self._provers.pop() if self._provers else Prover(seconds=self._seconds)
+        try:
+            if not prover.usable:
+                await prover.start(self._vocabulary)
+            return await prover.translate(grammar)
+        finally:
+            if prover.usable:
+                self._provers.append(prover)
 
     def _keep(self, key: tuple[GrammarKind, str], compiled: _Compiled) -> None:
         self._cache[key] = compiled

@@ -65,4 +65,5 @@ def _beginning(tokenizer: LLTokenizer, pattern: str) -> U32:
     fill_next_token_bitmask(matcher, words)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
-    return words[0].view(np.uint32)
+    mask: U32 = words[0].view(np.uint32)
+    return mask

@@ -64,7 +64,7 @@ class GrammarService:
             raise InvalidRequestError(
                 f"{grammar.param} cannot be enforced on this core: {error.message}", param=grammar.param
             ) from None
-        matcher = await compiler.matcher(grammar)
+        matcher = await compiler.matcher(grammar, request.tenant)
         params = request.params
         stop_ids = params.eos_token_ids + params.stop_token_ids
         numbers = vocabulary.numbers if may_hold_numbers(grammar) else None

@@ -10,12 +10,13 @@ from tercet_frontend.api.endpoint import ApiContext, Sender, receive
 from tercet_frontend.api.generation import GenerationResponse
 from tercet_frontend.api.logprobs import TokenNames
 from tercet_frontend.api.openapi import body_of
+from tercet_frontend.api.plain_route import PlainRoute
 from tercet_frontend.schemas.chat import ChatRequest
 
 
 def chat_router(context: ApiContext) -> APIRouter:
     """Returns the routes."""
-    router = APIRouter(tags=["chat"])
+    router = APIRouter(tags=["chat"], route_class=PlainRoute)
 
     @router.post("/v1/chat/completions", response_class=Response, openapi_extra=body_of(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
@@ -23,6 +24,7 @@ def chat_router(context: ApiContext) -> APIRouter:
         serving, fields = await receive(request, context, ChatRequest)
         shape = ChatShape(
             names=TokenNames(serving.text.detokenizer, as_ids=bool(fields.return_tokens_as_token_ids)),
+            echo=fields.echoed,
             logprobs=fields.shown_logprobs,
             prompt_logprobs=fields.prompt_logprobs,
             token_ids=bool(fields.return_token_ids),

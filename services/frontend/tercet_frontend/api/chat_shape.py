@@ -23,6 +23,7 @@ class ChatShape:
 
     Attributes:
         names: how tokens are written.
+        echo: what every choice's content begins with, before what is generated.
         logprobs: alternatives per token; None leaves log-probabilities out.
         prompt_logprobs: the same for the prompt.
         token_ids: with the ids of prompt and output.
@@ -33,6 +34,7 @@ class ChatShape:
     identity_prefix = "chatcmpl-"
 
     names: TokenNames
+    echo: str = ""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     token_ids: bool = False
@@ -54,7 +56,7 @@ class ChatShape:
             "choices": [
                 {
                     "index": choice.index,
-                    "message": _message(choice),
+                    "message": _message(choice, self.echo),
                     "finish_reason": choice.ending.reason,
                     "stop_reason": choice.ending.stop,
                     **self.token_fields(choice.detail),
@@ -103,7 +105,7 @@ class ChatChunks(Chunks):
 
     def opening(self, index: int) -> bytes:
         """Returns the event that names the role."""
-        return self._written(index, {"role": "assistant", "content": ""}, None)
+        return self._written(index, {"role": "assistant", "content": self._shape.echo}, None)
 
     def events(self, index: int, events: Sequence[Event], detail: Detail | None) -> bytes:
         """Returns the events for more of a choice."""
@@ -144,14 +146,14 @@ class ChatChunks(Chunks):
         return self.chunk(choice, 0 if counts is None else counts.output_tokens, extra)
 
 
-def _message(choice: FinishedChoice) -> dict[str, Any]:
+def _message(choice: FinishedChoice, echo: str) -> dict[str, Any]:
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in choice.tool_calls
     ]
-    message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": echo + choice.content, "refusal": None}
     if calls:
-        message["content"] = choice.content or None
+        message["content"] = message["content"] or None
         message["tool_calls"] = calls
     if reasoning := choice.reasoning:
         # Clients look for one name or the other.

@@ -41,6 +41,7 @@ class Choice:
         "_generation",
         "_include_stop",
         "_parser",
+        "_plain",
         "_recorder",
         "_score_only",
         "_stop_ids",
@@ -89,6 +90,7 @@ class Choice:
         self._stop_ids = stop_ids
         self._include_stop = include_stop
         self._score_only = score_only
+        self._plain = parser is None and recorder is None and not score_only and text.plain
         self._waiting: asyncio.Task[None] | None = None
 
     def waits_in(self, task: asyncio.Task[None]) -> None:
@@ -108,6 +110,11 @@ class Choice:
         if self.ending is not None:
             return ()
         finished = tokens.finished
+        if self._plain and finished is None and tokens.start is None:
+            # Most tokens of most streams.
+            text = self._text.push_plain(tokens.ids)
+            self.output_tokens += len(tokens.ids)
+            return [Content(text)] if text else []
         if finished is not None and finished.reason is FinishReason.ABORT:
             raise UnavailableError("The generation was aborted by its core.")
         if tokens.start is not None:

@@ -10,6 +10,7 @@ from tercet_frontend.api.generation import GenerationResponse
 from tercet_frontend.api.logprobs import TokenNames
 from tercet_frontend.api.openapi import body_of
 from tercet_frontend.api.parameters import prompt_limit
+from tercet_frontend.api.plain_route import PlainRoute
 from tercet_frontend.schemas.completion import CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -18,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def completions_router(context: ApiContext) -> APIRouter:
     """Returns the routes."""
-    router = APIRouter(tags=["completions"])
+    router = APIRouter(tags=["completions"], route_class=PlainRoute)
 
     @router.post("/v1/completions", response_class=Response, openapi_extra=body_of(CompletionRequest))
     async def create_completion(request: Request) -> Response:

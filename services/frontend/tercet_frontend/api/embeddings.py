@@ -14,6 +14,7 @@ from tercet_frontend.access.exchange import exchange_of
 from tercet_frontend.api.endpoint import find_model, receive
 from tercet_frontend.api.errors import JsonResponse
 from tercet_frontend.api.openapi import body_of
+from tercet_frontend.api.parameters import kept_tokens
 from tercet_frontend.cores.interface import GenerationRequest
 from tercet_frontend.schemas.embeddings import EmbeddingRequest
 from tercet_shared.errors import InternalError, InvalidRequestError
@@ -42,11 +43,19 @@ def embeddings_router(context: ApiContext) -> APIRouter:
         """Makes a vector of each text."""
         serving, fields = await receive(request, context, EmbeddingRequest)
         model = find_model(serving.cores, fields.model)
-        prompts = await context.encoder.prompts(serving.text, model, fields.input, param="input")
         exchange = exchange_of(request.scope)
+        priority = exchange.priority(fields.priority)
+        prompts = await context.encoder.prompts(
+            serving.text,
+            model,
+            fields.input,
+            add_special_tokens=fields.add_special_tokens is not False,
+            keep=kept_tokens(fields.truncate_prompt_tokens, model),
+            param="input",
+        )
         exchange.model = fields.model
         identity, tenant = f"embd-{token_hex(16)}", exchange.key.owner
-        batch = _Batch(serving.cores, identity, fields.model, prompts, _POOLINGS[fields.pooling], exchange)
+        batch = _Batch(serving.cores, identity, fields.model, prompts, _POOLINGS[fields.pooling], priority, exchange)
         ids = (identity, exchange.request_id)
         vectors = await context.admission.run(request.receive, batch.run(), tenant=tenant, ids=ids)
         tokens = sum(len(prompt) for prompt in prompts)
@@ -75,6 +84,7 @@ class _Batch:
     model: str
     prompts: Sequence[npt.NDArray[np.int32]]
     pooling: Pooling
+    priority: int
     exchange: Exchange
 
     async def run(self) -> list[npt.NDArray[np.float32]]:
@@ -101,7 +111,7 @@ class _Batch:
                 model=self.model,
                 prompt_ids=prompt,
                 params=SamplingParams(max_tokens=1),
-                priority=self.exchange.key.priority,
+                priority=self.priority,
                 tenant=self.exchange.key.owner,
                 cache_salt=self.exchange.key.owner,
                 traceparent=self.exchange.traceparent,

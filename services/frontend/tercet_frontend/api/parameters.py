@@ -72,11 +72,21 @@ def prompt_limit(fields: GenerationFields, model: ServedModel) -> int | None:
     Raises:
         InvalidRequestError: the request asks for more than the context has.
     """
-    keep = fields.truncate_prompt_tokens
+    return kept_tokens(fields.truncate_prompt_tokens, model, fields.requested_max_tokens()[0] or 1)
+
+
+def kept_tokens(keep: int | None, model: ServedModel, answer: int = 1) -> int | None:
+    """Returns what `prompt_limit` does.
+
+    Args:
+        keep: ``truncate_prompt_tokens``.
+        model: as it is served now.
+        answer: tokens that the context must have left.
+    """
     if keep is None:
         return None
     if keep == _ALL:  # what the context has beside the answer
-        return max(model.max_model_len - max(fields.requested_max_tokens()[0] or 1, 1), 1)
+        return max(model.max_model_len - max(answer, 1), 1)
     if not 1 <= keep < model.max_model_len:
         raise InvalidRequestError(
             f"truncate_prompt_tokens must be -1 or between 1 and {model.max_model_len - 1}, not {keep}.",

@@ -17,6 +17,7 @@ class ChatRequest(ConversationFields, GenerationFields):
     """A conversation to be continued by the assistant."""
 
     max_completion_tokens: int | None = Field(None, description="The newer name of max_tokens.")
+    echo: bool | None = Field(None, description="Repeat the last message before the answer, if it is the assistant's.")
     logprobs: bool | None = Field(None, description="Answer with the log-probability of each token.")
     top_logprobs: LogProbs | None = Field(None, description="With logprobs: alternatives per token.")
 
@@ -39,6 +40,12 @@ class ChatRequest(ConversationFields, GenerationFields):
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs is only allowed with logprobs=true.", param="top_logprobs")
         return self
+
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with."""
+        last = self.messages[-1]
+        return (last.text or "") if self.echo and last.role == "assistant" else ""
 
     @property
     def shown_logprobs(self) -> int | None:

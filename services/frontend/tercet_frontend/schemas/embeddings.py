@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from tercet_frontend.schemas.completion import Prompt, prompts_in
+from tercet_frontend.schemas.unbuilt import Neutral, refuse_unbuilt
 from tercet_frontend.schemas.validation import Strict, Text
 
 INPUT_SCHEMA: dict[str, Any] = {
@@ -18,6 +19,15 @@ INPUT_SCHEMA: dict[str, Any] = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
     ]
 }
+
+_UNBUILT: dict[str, Neutral] = {
+    "additional_data": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("little",),
+    "messages": ([],),
+    "mm_processor_kwargs": ({},),
+}
+"""Fields that clients know from vLLM."""
 
 
 class EmbeddingRequest(Strict):
@@ -37,4 +47,13 @@ class EmbeddingRequest(Strict):
         None, description="Which hidden states make the vector: the last token's (default) or the mean of all."
     )
     normalize: bool | None = Field(None, description="Scale the vector to length 1; true by default.")
+    add_special_tokens: bool | None = Field(None, description="Add what the tokenizer adds around a text; the default.")
+    truncate_prompt_tokens: int | None = Field(None, description="Keep the last so many tokens; -1: what fits.")
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description="Smaller is served first.")
     user: Text | None = Field(None, description="Accepted, without effect.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unbuilt(cls, raw: Any) -> Any:
+        refuse_unbuilt(raw, _UNBUILT)
+        return raw

@@ -31,7 +31,6 @@ CHAT: dict[str, Neutral] = {
     **_BOTH,
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "media_io_kwargs": ({},),

@@ -199,7 +199,8 @@ class _PieceDecoder:
 
     def flush(self) -> str:
         held, self._pending = self._pending, b""
-        return "\ufffd" if held and not self._from_prompt else ""
+        # More than one U+FFFD where Python waits for what could only be a surrogate, which UTF-8 does not have.
+        return "" if self._from_prompt else held.decode("utf-8", "replace")
 
     def _stripped(self, text: str) -> str:
         char = self._pieces.rules.strip[0]

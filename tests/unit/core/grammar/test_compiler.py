@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tercet_core.grammar.compiler import MAX_CACHED_BYTES, GrammarCompiler
+from tercet_core.grammar.proving import Prover
 from tercet_core.grammar.vocabulary import Vocabulary
 from tercet_shared.errors import InvalidRequestError, OverloadedError
 from tercet_shared.structured import Grammar, GrammarKind
@@ -78,6 +79,41 @@ async def test_too_many_at_a_time_are_turned_away(vocabulary: Vocabulary) -> Non
     assert [isinstance(outcome, OverloadedError) for outcome in outcomes] == [False] * 4 + [True] * 2
     assert not (await compiler.matcher(choice(5))).is_error(), "later there is room again"
     await compiler.close()
+
+
+async def test_one_tenant_leaves_room_for_the_others(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary, max_compiling=8, max_per_tenant=2)
+    asked = [compiler.matcher(choice(number), "greedy") for number in range(4)]
+    asked += [compiler.matcher(choice(9), "modest"), compiler.matcher(choice(10))]
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    turned_away = [isinstance(outcome, OverloadedError) for outcome in outcomes]
+    assert turned_away == [False] * 2 + [True] * 2 + [False] * 2
+    assert not (await compiler.matcher(choice(3), "greedy")).is_error(), "later there is room again"
+    assert not compiler._compiling_for
+    await compiler.close()
+
+
+async def test_large_grammars_do_not_hold_up_a_small_one(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translate = Prover.translate
+
+    async def translate_small(prover: Prover, grammar: Grammar) -> str:
+        if len(grammar.text) > 10_000:
+            await asyncio.get_running_loop().create_future()  # as one that takes all of its time
+        return await translate(prover, grammar)
+
+    monkeypatch.setattr(Prover, "translate", translate_small)
+    compiler = GrammarCompiler(vocabulary)
+    names = [f"p{i}" for i in range(3_000)]
+    large = [Grammar(JSON, json.dumps({"enum": [number, *names]})) for number in range(4)]
+    waiting = [asyncio.create_task(compiler.matcher(grammar)) for grammar in large]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        assert not (await compiler.matcher(choice(0))).is_error()
+    assert not any(task.done() for task in waiting)
+    await compiler.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_closing_ends_what_is_under_way(vocabulary: Vocabulary) -> None:
