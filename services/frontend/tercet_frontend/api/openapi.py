@@ -49,10 +49,11 @@ def describe_bodies(app: FastAPI, schemas: Sequence[type[BaseModel]]) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            answers = [model for pair in ANSWERS.values() for model in pair if model is not None]
+            answers: list[type[BaseModel]] = [model for pair in ANSWERS.values() for model in pair if model is not None]
+            answers += [ErrorAnswer, MessagesErrorAnswer]
             _, taken = models_json_schema([(schema, "validation") for schema in schemas], ref_template=_REF)
             _, answered = models_json_schema(
-                [(model, "validation") for model in dict.fromkeys([*answers, ErrorAnswer, MessagesErrorAnswer])],
+                [(model, "validation") for model in dict.fromkeys(answers)],
                 ref_template=_REF,
                 schema_generator=_WithoutDefaults,
             )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 ABSENT: Any = Field(default=None)
+_SAME_REASONING: Any = Field(default=None, description="The same as reasoning_content.")
 
 
 class Described(BaseModel):
@@ -169,7 +170,7 @@ class ChatMessage(Described):
     refusal: None
     tool_calls: list[WrittenCall] = ABSENT
     reasoning_content: str = ABSENT
-    reasoning: str = Field(default=None, description="The same as reasoning_content.")
+    reasoning: str = _SAME_REASONING
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]
