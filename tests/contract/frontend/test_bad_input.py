@@ -249,11 +249,16 @@ async def test_errors_say_what_is_wrong(front_end: FrontEnd) -> None:
         "stops": {"stop": ["a"] * 17},
         "parts": {"messages": _message([])},
         "kinds": {"temperature": "hot"},
+        "objects": {"response_format": "json"},
+        "words": {"bad_words": [""]},
     }.items():
         response = await front_end.http.post(CHAT, json=_chat(**fields))
         said[name] = response.json()["error"]["message"]
     assert said["stops"] == "stop: at most 16 strings are allowed, not 17."
-    assert "at least 1 item" in said["parts"]
+    assert said["parts"].endswith("should have at least 1 item, not 0.")
+    assert said["words"].startswith("bad_words[0]: ")
+    assert "after validation" not in said["words"], "how it is checked is nobody's business"
+    assert said["objects"] == "response_format: Input should be a JSON object."
     assert "valid number" in said["kinds"]
 
 

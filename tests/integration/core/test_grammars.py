@@ -387,10 +387,10 @@ class Gate:
         self.opened, self.reached = asyncio.Event(), asyncio.Event()
         compile_ = GrammarCompiler.matcher
 
-        async def held(compiler: GrammarCompiler, grammar: Grammar) -> Any:
+        async def held(compiler: GrammarCompiler, grammar: Grammar, tenant: str) -> Any:
             self.reached.set()
             await self.opened.wait()
-            return await compile_(compiler, grammar)
+            return await compile_(compiler, grammar, tenant)
 
         monkeypatch.setattr(GrammarCompiler, "matcher", held)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -48,8 +49,14 @@ def validate(kind: type[T], raw: dict[str, Any]) -> T:
         entries = [(_path(raw, entry["loc"]), not entry["type"].endswith("_type"), entry["msg"]) for entry in found]
         path, _, message = max(entries, key=lambda entry: (len(entry[0]), entry[1]))
         param = _written(path)
-        text = message.removeprefix("Value error, ")
+        text = _said(message)
         raise InvalidRequestError(f"{param}: {text}." if param else f"{text}.", param=param or None) from None
+
+
+def _said(message: str) -> str:
+    """Returns Pydantic's words without what only its users understand."""
+    text = message.removeprefix("Value error, ").replace(" after validation", "")
+    return re.sub(r"valid dictionary( or instance of \w+)?", "JSON object", text)
 
 
 def _path(raw: object, location: Sequence[str | int]) -> list[str | int]:
