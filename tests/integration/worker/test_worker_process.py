@@ -41,6 +41,7 @@ from tercet_shared.wire.step import (
     offsets_of,
 )
 from tercet_worker import runner as runner_module
+from tercet_worker.program.decode import DecodeSteps
 from tercet_worker.worker import serve
 from tests.fakes.checkpoints import write_tiny_llama
 
@@ -293,7 +294,7 @@ async def test_a_fault_in_a_step_is_an_error_of_that_step(
         link.send(encode_plan(begin(1, 0, [1, 2, 3], [0])))
         assert not (await core.result()).error
         with monkeypatch.context() as patch:
-            patch.setattr(runner_module.InputBatch, "build", lambda *_, **__: 1 / 0)
+            patch.setattr(DecodeSteps, "run", lambda *_: 1 / 0)
             link.send(encode_plan(plan(2, 0, 1, 3, [])))
             failed = await core.result()
         assert failed.error == "The step failed in the worker: ZeroDivisionError: division by zero"
