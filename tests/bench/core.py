@@ -39,7 +39,8 @@ from tercet_proto.v1 import engine_pb2 as pb
 from tercet_proto.v1 import engine_pb2_grpc
 from tercet_shared.hashing import root_key
 from tercet_shared.sampling_params import SamplingParams
-from tercet_shared.wire.step import StepPlan, StepResult, encode_plan
+from tercet_shared.wire.frames import encode_plan
+from tercet_shared.wire.step import StepPlan, StepResult
 from tests.fakes.worker import FakeWorker
 
 DEPTH = 2

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from tercet_shared.ipc.connect import connect
 from tercet_shared.ipc.connection import LinkConnection
+from tercet_shared.wire.frames import decode_from_core, decode_welcome, encode_hello, encode_result
 from tercet_shared.wire.step import (
     PROTOCOL_VERSION,
     CoreWelcome,
@@ -32,10 +33,6 @@ from tercet_shared.wire.step import (
     StepPlan,
     StepResult,
     WorkerHello,
-    decode_from_core,
-    decode_welcome,
-    encode_hello,
-    encode_result,
     offsets_of,
 )
 

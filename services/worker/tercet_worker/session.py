@@ -16,7 +16,8 @@ import numpy as np
 
 from tercet_shared.errors import ProtocolError, TercetError, bounded
 from tercet_shared.ipc.link import Stream
-from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult, decode_from_core, empty_i32, encode_result
+from tercet_shared.wire.frames import decode_from_core, encode_result
+from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult, empty_i32
 from tercet_worker.masks import Masks
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tercet_shared.errors import LinkError, ProtocolError
 from tercet_shared.ipc.connect import Joined, connect
 from tercet_shared.ipc.errors import LinkRejectedError, LinkUnavailableError
-from tercet_shared.wire.step import CoreWelcome, WorkerHello, decode_welcome, encode_hello
+from tercet_shared.wire.frames import decode_welcome, encode_hello
 from tercet_worker.device_thread import DeviceThread
 from tercet_worker.session import Session
 from tercet_worker.startup import Engine, load_engine
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tercet_shared.config import WorkerSettings
     from tercet_shared.lifecycle.report import Reporter
+    from tercet_shared.wire.step import CoreWelcome, WorkerHello
 
 logger = logging.getLogger(__name__)
 

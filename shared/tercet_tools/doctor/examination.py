@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tercet_shared.errors import CheckpointError
+from tercet_shared.machine.memory import Memory, read_memory
 from tercet_tools.doctor import bandwidth
-from tercet_tools.doctor.memory import Memory, read_memory
 from tercet_tools.doctor.model import Model, read_model
 from tercet_tools.doctor.network import Network, read_network
 from tercet_tools.doctor.processor import Processor, read_processor

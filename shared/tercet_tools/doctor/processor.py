@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tercet_tools.doctor.cgroup import groups
+from tercet_shared.machine.cgroup import groups
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

@@ -135,7 +135,9 @@ async def test_streams_that_do_not_end_well(text: ModelText, tmp_path: Path) -> 
         async with front_end.http.stream("POST", CHAT, json=payload) as response:
             waiting = await core.next_request()
             waiting.send(*[100] * 7)
-            await anext(response.aiter_lines())
+            async for line in response.aiter_lines():  # not before the tokens have been heard
+                if '"content":"' in line and '"content":""' not in line:
+                    break
         await core.wait_for(lambda: waiting.aborted)
         call = asyncio.create_task(front_end.http.post(CHAT, json=body()))
         waiting = await core.next_request()

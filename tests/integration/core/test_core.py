@@ -12,7 +12,7 @@ from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.errors import ConfigurationError, LinkError
 from tercet_shared.ipc.connect import connect
 from tercet_shared.ipc.errors import LinkRejectedError
-from tercet_shared.wire.step import encode_hello
+from tercet_shared.wire.frames import encode_hello
 from tests.fakes.stream_client import Client
 from tests.fakes.worker import FakeWorker, expected, hello
 from tests.integration.core.conftest import StartCore

@@ -176,6 +176,8 @@ async def test_a_worker_that_cannot_compute_at_all_is_replaced(start_core: Start
         first.hold()
         await submit(client, *range(60))
         await first.wait_for_steps(2)
+        # What is still on its way when the core ends, ends with the stream.
+        await until(client, lambda reply: reply.stats.running + reply.stats.waiting == 60)
         await first.connection.close("gone")
         async with PoisonedWorker(core.link, poison, pid=8) as broken:
             reason = await asyncio.wait_for(broken.connection.wait_closed(), TIMEOUT)

@@ -12,7 +12,8 @@ from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.errors import LinkError
 from tercet_shared.ipc.connect import connect
 from tercet_shared.ipc.errors import LinkRejectedError
-from tercet_shared.wire.step import StepResult, encode_hello, encode_result
+from tercet_shared.wire.frames import encode_hello, encode_result
+from tercet_shared.wire.step import StepResult
 from tests.fakes.stream_client import Client
 from tests.fakes.worker import TIMEOUT, FakeWorker, expected, hello
 from tests.integration.core.conftest import StartCore, at_work, info, until

@@ -14,7 +14,8 @@ from transformers import AutoModel
 from tercet_shared.errors import InternalError, ProtocolError
 from tercet_shared.pooling import Pooling
 from tercet_shared.sampling_params import SamplingParams
-from tercet_shared.wire.step import LogProbColumns, StepResult, decode_result, encode_result
+from tercet_shared.wire.frames import decode_result, encode_result
+from tercet_shared.wire.step import LogProbColumns, StepResult
 from tercet_worker import runner as runner_module
 from tercet_worker.startup import Engine
 from tests.fakes.checkpoints import write_tiny_llama

@@ -22,6 +22,7 @@ from tercet_shared.ipc.link import CloseKind, CloseReason, Stream
 from tercet_shared.ipc.listener import Accepted, LinkListener, Rejected, Verdict
 from tercet_shared.lifecycle.report import Event, parse_event
 from tercet_shared.sampling_params import SamplingParams
+from tercet_shared.wire.frames import decode_hello, decode_result, encode_mask, encode_plan, encode_welcome
 from tercet_shared.wire.step import (
     PROTOCOL_VERSION,
     CoreWelcome,
@@ -32,12 +33,7 @@ from tercet_shared.wire.step import (
     StepPlan,
     StepResult,
     WorkerHello,
-    decode_hello,
-    decode_result,
     empty_i32,
-    encode_mask,
-    encode_plan,
-    encode_welcome,
     offsets_of,
 )
 from tercet_worker import runner as runner_module

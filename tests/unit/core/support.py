@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 
 from tercet_core.scheduling.request import Ending, FrontEnd, Request
 from tercet_core.scheduling.scheduler import Scheduler
 from tercet_core.scheduling.state import Limits
 from tercet_shared.hashing import root_key
 from tercet_shared.sampling_params import SamplingParams
-from tercet_shared.wire.step import StepResult, decode_plan, decode_result, encode_plan, encode_result, offsets_of
+from tercet_shared.wire.frames import decode_plan, decode_result, encode_plan, encode_result
+from tercet_shared.wire.step import StepResult, offsets_of
 from tests.fakes.reference_scheduler import RefAnswer, ReferenceScheduler, RefOutput, RefOutputRow, RefPlan, RefRequest
 from tests.unit.core.kv_worker import KvWorker, continuation
 
@@ -24,6 +27,21 @@ if TYPE_CHECKING:
     from tercet_shared.wire.step import StepPlan
 
 VOCAB = 50
+
+_EXAMPLES = int(os.environ.get("TERCET_PROPERTY_EXAMPLES", "0"))
+
+
+def property_settings(*, steps: int, long_steps: int) -> settings:
+    """Returns how a state machine runs: a small, fixed set of examples, or ``TERCET_PROPERTY_EXAMPLES`` random ones."""
+    return settings(
+        max_examples=_EXAMPLES or 60,
+        stateful_step_count=long_steps if _EXAMPLES else steps,
+        derandomize=not _EXAMPLES,
+        database=None,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def make_limits(**changes: int) -> Limits:

@@ -5,10 +5,8 @@ For a long, random run set ``TERCET_PROPERTY_EXAMPLES``, as for ``test_scheduler
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -16,9 +14,7 @@ from tercet_core.scheduling.state import Limits
 from tercet_shared.pooling import Pooling
 from tercet_shared.sampling_params import OFF
 from tests.unit.core.guided_bench import VOCAB, Client, GuidedBench, ToyGuide, undisturbed
-from tests.unit.core.support import make_request
-
-EXAMPLES = int(os.environ.get("TERCET_PROPERTY_EXAMPLES", "0"))
+from tests.unit.core.support import make_request, property_settings
 
 
 @st.composite
@@ -118,12 +114,4 @@ class GuidedMachine(RuleBasedStateMachine):
 
 
 TestGuides = GuidedMachine.TestCase
-TestGuides.settings = settings(
-    max_examples=EXAMPLES or 60,
-    stateful_step_count=50 if EXAMPLES else 30,
-    derandomize=not EXAMPLES,
-    database=None,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+TestGuides.settings = property_settings(steps=30, long_steps=50)

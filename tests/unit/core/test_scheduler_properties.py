@@ -7,18 +7,15 @@ By default a small, fixed set of examples runs. For a long, random run set ``TER
 
 from __future__ import annotations
 
-import os
 import random
 
-from hypothesis import HealthCheck, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tercet_core.scheduling.state import Limits
 from tests.unit.core.kv_worker import continuation
-from tests.unit.core.support import Bench, Client, make_request
-
-EXAMPLES = int(os.environ.get("TERCET_PROPERTY_EXAMPLES", "0"))
+from tests.unit.core.support import Bench, Client, make_request, property_settings
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 6, 6, 6, 6, 6, 6], [9, 8, 7, 6, 5, 4])
 
@@ -184,12 +181,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=EXAMPLES or 60,
-    stateful_step_count=60 if EXAMPLES else 40,
-    derandomize=not EXAMPLES,
-    database=None,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+TestScheduler.settings = property_settings(steps=40, long_steps=60)

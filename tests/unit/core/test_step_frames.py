@@ -14,6 +14,14 @@ from hypothesis import strategies as st
 from tercet_shared.errors import ProtocolError
 from tercet_shared.pooling import Pooling
 from tercet_shared.sampling_params import SamplingParams
+from tercet_shared.wire.frames import (
+    decode_from_core,
+    decode_plan,
+    decode_result,
+    encode_mask,
+    encode_plan,
+    encode_result,
+)
 from tercet_shared.wire.step import (
     GrammarMask,
     LogProbColumns,
@@ -22,12 +30,6 @@ from tercet_shared.wire.step import (
     Slot,
     StepPlan,
     StepResult,
-    decode_from_core,
-    decode_plan,
-    decode_result,
-    encode_mask,
-    encode_plan,
-    encode_result,
     offsets_of,
 )
 

@@ -13,16 +13,8 @@ import pytest
 
 from tercet_shared.errors import InternalError, LinkError, ProtocolError, TercetError
 from tercet_shared.ipc.link import CloseKind, CloseReason, Stream
-from tercet_shared.wire.step import (
-    GrammarMask,
-    NewSlots,
-    StepPlan,
-    StepResult,
-    decode_result,
-    empty_i32,
-    encode_mask,
-    encode_plan,
-)
+from tercet_shared.wire.frames import decode_result, encode_mask, encode_plan
+from tercet_shared.wire.step import GrammarMask, NewSlots, StepPlan, StepResult, empty_i32
 from tercet_worker.device_thread import DeviceThread
 from tercet_worker.masks import Masks
 from tercet_worker.session import Session

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from tercet_core.links.worker_link import WorkerLink
 from tercet_shared.errors import LinkError
 from tercet_shared.ipc.listener import Accepted, Rejected, Verdict
-from tercet_shared.wire.step import PROTOCOL_VERSION, CoreWelcome, WorkerHello, decode_hello, encode_welcome
+from tercet_shared.wire.frames import decode_hello, encode_welcome
+from tercet_shared.wire.step import PROTOCOL_VERSION, CoreWelcome, WorkerHello
 
 if TYPE_CHECKING:
     from tercet_shared.config import CoreSettings

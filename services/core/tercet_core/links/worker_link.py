@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tercet_shared.wire.step import (
-    GrammarMask,
-    StepPlan,
-    StepResult,
-    WorkerHello,
-    decode_result,
-    encode_mask,
-    encode_plan,
-)
+from tercet_shared.wire.frames import decode_result, encode_mask, encode_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tercet_shared.ipc.link import CloseReason, FrameLink
+    from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult, WorkerHello
 
 
 class WorkerLink:

@@ -7,12 +7,10 @@ import math
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from tercet_shared.errors import ConfigurationError, UnavailableError
+from tercet_frontend.redis_client import redis_client
+from tercet_shared.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,8 +23,6 @@ TIMEOUT = 0.5
 
 PAUSE = 1.0
 """Seconds after a failure in which nobody tries."""
-
-_CONNECTIONS = 32
 
 
 class RedisLink:
@@ -56,23 +52,7 @@ class RedisLink:
             pause: seconds, see `PAUSE`.
             clock: seconds, monotonic.
         """
-        try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=_CONNECTIONS,
-                timeout=timeout,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                # One more attempt: an idle connection may have been closed by the other side.
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError:
-            # What the library says repeats the URL, which may hold a password.
-            raise ConfigurationError(
-                "The address of Redis must be redis://host:port/database, rediss://… or unix:///path.",
-                param="redis_url",
-            ) from None
-        self.client = Redis(connection_pool=pool)
+        self.client = redis_client(url, timeout=timeout)
         self.failures = 0
         self._pause = pause
         self._clock = clock

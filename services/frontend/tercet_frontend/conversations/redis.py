@@ -6,13 +6,11 @@ import math
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from tercet_frontend.conversations.interface import DEFAULT_TTL, MAX_RECORD_BYTES
-from tercet_shared.errors import ConfigurationError, UnavailableError
+from tercet_frontend.redis_client import redis_client
+from tercet_shared.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +23,6 @@ TIMEOUT = 2.0
 PAUSE = 1.0
 """Seconds after a failure in which a check fails at once."""
 
-_CONNECTIONS = 32
 _PREFIX = "tercet:1:response"
 
 
@@ -52,23 +49,7 @@ class RedisResponses:
         timeout: float = TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=_CONNECTIONS,
-                timeout=timeout,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                # One more attempt: an idle connection may have been closed by the other side.
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError:
-            # What the library says repeats the URL, which may hold a password.
-            raise ConfigurationError(
-                "The address of Redis must be redis://host:port/database, rediss://… or unix:///path.",
-                param="redis_url",
-            ) from None
-        self._redis = Redis(connection_pool=pool)
+        self._redis = redis_client(url, timeout=timeout)
         self._ttl_ms = math.ceil(ttl * 1000)
         self._max_record_bytes = max_record_bytes
         self._clock = clock

@@ -13,8 +13,8 @@ import pytest
 
 from tercet_shared.config import Dtype, Quantization
 from tercet_shared.errors import CheckpointError
+from tercet_shared.machine.memory import read_memory
 from tercet_tools.doctor import bandwidth
-from tercet_tools.doctor.memory import read_memory
 from tercet_tools.doctor.model import read_model
 from tercet_tools.doctor.network import port_problem, read_network, redis_problem
 from tercet_tools.doctor.processor import read_processor

@@ -79,15 +79,23 @@ class ToolFormat(ABC):
             offered: names of the functions that the request offers.
         """
 
+    @abstractmethod
     def written(self, calls: Sequence[tuple[str, str]]) -> str:
         """Returns calls as a model of this family writes them, for models that have to be shown."""
-        if self.layout is None:
-            raise NotImplementedError
-        return self.layout.written(calls)
 
     def new_id(self, random: str) -> str:
         """Returns the id of a call, made of 24 random hexadecimal digits."""
         return f"call_{random}"
+
+
+class LaidOutFormat(ToolFormat):
+    """A format whose calls are fixed text around JSON arguments."""
+
+    layout: ClassVar[Layout]
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        """See `ToolFormat`."""
+        return self.layout.written(calls)
 
 
 def is_name(name: str) -> bool:

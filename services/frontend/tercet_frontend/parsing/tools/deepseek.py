@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tercet_frontend.parsing.reader import Markers
-from tercet_frontend.parsing.tools.base import Layout, ToolFormat, begin_call, read_close, read_name
+from tercet_frontend.parsing.tools.base import LaidOutFormat, Layout, begin_call, read_close, read_name
 
 if TYPE_CHECKING:
     from tercet_frontend.parsing.reader import Reader, Steps
@@ -24,7 +24,7 @@ _CALL = Markers(CALLS, CALL)
 _FENCE = "```"
 
 
-class DeepSeek(ToolFormat):
+class DeepSeek(LaidOutFormat):
     """V3.1 and later; reads the older calls as well."""
 
     name = "deepseek_v31"

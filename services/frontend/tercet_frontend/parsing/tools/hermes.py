@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tercet_frontend.parsing.reader import Markers
-from tercet_frontend.parsing.tools.base import Layout, ToolFormat, is_name, read_close, read_object
+from tercet_frontend.parsing.tools.base import LaidOutFormat, Layout, is_name, read_close, read_object
 
 if TYPE_CHECKING:
     from tercet_frontend.parsing.reader import Reader, Steps
@@ -15,7 +15,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _OPENING = Markers(OPEN)
 
 
-class Hermes(ToolFormat):
+class Hermes(LaidOutFormat):
     """See the module."""
 
     name = "hermes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tercet_frontend.parsing.reader import Markers
-from tercet_frontend.parsing.tools.base import Accepts, Layout, ToolFormat, is_name, read_object
+from tercet_frontend.parsing.tools.base import Accepts, LaidOutFormat, Layout, is_name, read_object
 
 if TYPE_CHECKING:
     from tercet_frontend.parsing.reader import Reader, Steps
@@ -18,7 +18,7 @@ PYTHON_TAG = "<|python_tag|>"
 _TAG = Markers(PYTHON_TAG)
 
 
-class LlamaJson(ToolFormat):
+class LlamaJson(LaidOutFormat):
     """See the module."""
 
     name = "llama3_json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tercet_frontend.parsing.reader import Markers
-from tercet_frontend.parsing.tools.base import Accepts, Layout, ToolFormat, begin_call, is_name, read_list, read_name
+from tercet_frontend.parsing.tools.base import Accepts, LaidOutFormat, Layout, begin_call, is_name, read_list, read_name
 
 if TYPE_CHECKING:
     from tercet_frontend.parsing.reader import Reader, Steps
@@ -19,7 +19,7 @@ CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _CALLS = Markers(CALLS)
 
 
-class Mistral(ToolFormat):
+class Mistral(LaidOutFormat):
     """See the module."""
 
     name = "mistral"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tercet_frontend.parsing.tools.base import Layout, ToolFormat, read_close, read_list, read_object
+from tercet_frontend.parsing.tools.base import LaidOutFormat, Layout, read_close, read_list, read_object
 
 if TYPE_CHECKING:
     from tercet_frontend.parsing.reader import Reader, Steps
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FENCE = "```"
 
 
-class PlainJson(ToolFormat):
+class PlainJson(LaidOutFormat):
     """See the module."""
 
     name = "json"

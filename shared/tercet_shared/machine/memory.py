@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tercet_tools.doctor.cgroup import UNLIMITED_V1, Group, groups
+from tercet_shared.machine.cgroup import UNLIMITED_V1, Group, groups
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,1 @@
+"""What this machine has, and what the control groups above a process leave of it."""
