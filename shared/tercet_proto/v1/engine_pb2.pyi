@@ -72,12 +72,16 @@ class ClientFrame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., aborts: _Optional[_Iterable[_Union[Abort, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("frontend_id", "protocol")
+    __slots__ = ("frontend_id", "protocol", "oldest_protocol", "block_events")
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     frontend_id: str
     protocol: int
-    def __init__(self, frontend_id: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
+    oldest_protocol: int
+    block_events: bool
+    def __init__(self, frontend_id: _Optional[str] = ..., protocol: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., block_events: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "attempt", "request_id", "prompt_ids", "resumed_ids", "sampling", "queue_deadline_s", "tenant", "priority", "traceparent", "cache_salt", "grammar", "pooling")
@@ -186,23 +190,25 @@ class Abort(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineFrame(_message.Message):
-    __slots__ = ("welcome", "step", "rejected", "stats", "draining", "prompt_logprobs")
+    __slots__ = ("welcome", "step", "rejected", "stats", "draining", "prompt_logprobs", "block_events")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     step: Step
     rejected: _containers.RepeatedCompositeFieldContainer[Rejected]
     stats: Stats
     draining: Draining
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogProbs]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogProbs, _Mapping]]] = ...) -> None: ...
+    block_events: BlockEvents
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogProbs, _Mapping]]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "core_id", "incarnation", "model_name", "model_fingerprint", "tokenizer_fingerprint", "vocab_size", "block_size", "num_blocks", "max_slots", "max_model_len", "max_submit_bytes")
+    __slots__ = ("protocol", "core_id", "incarnation", "model_name", "model_fingerprint", "tokenizer_fingerprint", "vocab_size", "block_size", "num_blocks", "max_slots", "max_model_len", "max_submit_bytes", "served_names")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CORE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +221,7 @@ class Welcome(_message.Message):
     MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_SUBMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SERVED_NAMES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     core_id: str
     incarnation: str
@@ -227,7 +234,20 @@ class Welcome(_message.Message):
     max_slots: int
     max_model_len: int
     max_submit_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., core_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_submit_bytes: _Optional[int] = ...) -> None: ...
+    served_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., core_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_submit_bytes: _Optional[int] = ..., served_names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BlockEvents(_message.Message):
+    __slots__ = ("first", "changes", "keys", "snapshot")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    changes: bytes
+    keys: bytes
+    snapshot: bool
+    def __init__(self, first: _Optional[int] = ..., changes: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., snapshot: _Optional[bool] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("handles", "attempts", "token_offsets", "token_ids", "finish_rows", "finish_reasons", "finish_stop_ids", "finish_cached", "errors", "logprobs", "start_rows", "start_cached", "pooled_rows", "pooled")
@@ -316,7 +336,7 @@ class Rejected(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[ErrorKind, str]] = ..., message: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "num_blocks", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "recomputed_tokens", "step_ms")
+    __slots__ = ("running", "waiting", "free_blocks", "num_blocks", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "recomputed_tokens", "step_ms", "pending_tokens", "token_ms")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +347,8 @@ class Stats(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -337,7 +359,9 @@ class Stats(_message.Message):
     preemptions: int
     recomputed_tokens: int
     step_ms: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    pending_tokens: int
+    token_ms: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., pending_tokens: _Optional[int] = ..., token_ms: _Optional[float] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("reason",)
