@@ -20,6 +20,10 @@ constexpr int kTilePanels = 4;
 template <class C>
 constexpr int kTileRows = C::kStepElements == 2 ? 4 : 6;  // widened pairs take twice the registers
 constexpr int kTilePanels = 4;
+#elif defined(__AVX2__)
+template <class C>
+constexpr int kTileRows = C::kStepElements == 2 ? 2 : 3;  // twelve sums, three values and a line: all sixteen registers
+constexpr int kTilePanels = 2;
 #else
 template <class C>
 constexpr int kTileRows = 2;
@@ -183,8 +187,12 @@ TERCET_INLINE void run_tile_rows(const LinearCall& call, const TileJob& job, int
     switch (rows) {
         case 1: return run_tile_ahead<C, 1, P>(call, job, ahead);
         case 2: return run_tile_ahead<C, 2, P>(call, job, ahead);
+#if defined(__AVX2__)
+        case 3:
+            if constexpr (kTileRows<C> >= 3) return run_tile_ahead<C, 3, P>(call, job, ahead);
+            break;
+#endif
 #if defined(__AVX512F__)
-        case 3: return run_tile_ahead<C, 3, P>(call, job, ahead);
         case 4: return run_tile_ahead<C, 4, P>(call, job, ahead);
         case 5:
             if constexpr (kTileRows<C> >= 5) return run_tile_ahead<C, 5, P>(call, job, ahead);
