@@ -258,7 +258,7 @@ async def front_ends(server: Server, expected: list[int], tally: Tally, until: f
     """Connects front ends of its own, some of which vanish with their requests in flight."""
     while time.monotonic() < until:
         tally.front_ends += 1
-        async with Client(server.engine, f"chaos-{tally.front_ends}") as front_end:
+        async with Client(server.engine, f"chaos-{tally.front_ends}", patience=END_S) as front_end:
             for handle in range(2):
                 tally.started += 1
                 await front_end.submit(handle, RAW_PROMPT, max_tokens=RAW_TOKENS)
@@ -316,7 +316,7 @@ async def run(options: argparse.Namespace) -> Tally:
     async with serve(options.model, options.flags) as server:
         say("asking for what is right")
         expected = [await stream(server, request, Tally(), None, draw) for request in REQUESTS]
-        async with Client(server.engine) as front_end:
+        async with Client(server.engine, patience=END_S) as front_end:
             await front_end.submit(0, RAW_PROMPT, max_tokens=RAW_TOKENS)
             await front_end.finished(0)
             tokens = front_end.choices[0].tokens

@@ -55,7 +55,10 @@ class Choice:
 class Client:
     """A front end's side of the stream, in the raw."""
 
-    def __init__(self, address: str, name: str = "test", *, heartbeat: float | None = 0.5) -> None:
+    def __init__(
+        self, address: str, name: str = "test", *, heartbeat: float | None = 0.5, patience: float = TIMEOUT
+    ) -> None:
+        """``patience``: seconds that `wait_for` waits."""
         self.choices: dict[int, Choice] = {}
         self.stats: pb.Stats | None = None
         self.draining: str | None = None
@@ -63,6 +66,7 @@ class Client:
         self._address = address
         self._name = name
         self._heartbeat = heartbeat
+        self._patience = patience
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._news = asyncio.Condition()
 
@@ -127,7 +131,7 @@ class Client:
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Waits until what was heard makes the condition true."""
-        async with asyncio.timeout(TIMEOUT), self._news:
+        async with asyncio.timeout(self._patience), self._news:
             await self._news.wait_for(condition)
 
     async def finished(self, *handles: int) -> None:
