@@ -69,10 +69,16 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, model: str, *, revision: str | None = None, cache_dir: Path | None = None, offline: bool | None = None
+        cls,
+        model: str,
+        *,
+        revision: str | None = None,
+        cache_dir: Path | None = None,
+        offline: bool | None = None,
+        text_only: bool = False,
     ) -> Checkpoint:
         """Finds ``model``; arguments and errors are those of `resolve`. Nothing else is read yet."""
-        return cls(resolve(model, revision=revision, cache_dir=cache_dir, offline=offline))
+        return cls(resolve(model, revision=revision, cache_dir=cache_dir, offline=offline, text_only=text_only))
 
     @property
     def served_name(self) -> str:

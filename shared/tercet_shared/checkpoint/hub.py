@@ -21,11 +21,16 @@ from tercet_shared.errors import CheckpointError, bounded
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
 """What is fetched from the hub: never pickles, never code."""
 
+HUB_TEXT_PATTERNS = ("*.json", "*.jinja")
+"""The part of it that is not weights."""
+
 HUB_IGNORED = ("*/*", "consolidated*.safetensors")
 """Sub-directories (other formats) and a second copy of the weights that some repositories carry."""
 
 
-def fetch(model: str, revision: str | None, cache_dir: Path | None, *, offline: bool | None) -> Path:
+def fetch(
+    model: str, revision: str | None, cache_dir: Path | None, *, offline: bool | None, text_only: bool = False
+) -> Path:
     """Returns the snapshot directory of a hub id, downloading what the cache lacks; arguments as in `source.resolve`.
 
     Raises:
@@ -38,7 +43,7 @@ def fetch(model: str, revision: str | None, cache_dir: Path | None, *, offline: 
                 model,
                 revision=revision,
                 cache_dir=cache_dir,
-                allow_patterns=list(HUB_PATTERNS),
+                allow_patterns=list(HUB_TEXT_PATTERNS if text_only else HUB_PATTERNS),
                 ignore_patterns=list(HUB_IGNORED),
                 local_files_only=bool(offline),
             )

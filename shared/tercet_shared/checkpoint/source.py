@@ -59,7 +59,12 @@ class CheckpointSource:
 
 
 def resolve(
-    model: str, *, revision: str | None = None, cache_dir: Path | None = None, offline: bool | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    cache_dir: Path | None = None,
+    offline: bool | None = None,
+    text_only: bool = False,
 ) -> CheckpointSource:
     """Finds the checkpoint that ``model`` names, downloading it from the hub if it is a hub id that is not cached.
 
@@ -68,6 +73,7 @@ def resolve(
         revision: Branch, tag or commit, for hub ids only.
         cache_dir: The hub cache; by default that of ``huggingface_hub`` (``HF_HOME``, ``HF_HUB_CACHE``).
         offline: True reads the cache only; by default ``HF_HUB_OFFLINE`` decides.
+        text_only: The weights are not needed: of a hub model they are not fetched, and a directory may lack them.
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is of a kind that is not read.
@@ -77,7 +83,7 @@ def resolve(
     path = Path(model).expanduser()
     try:
         if path.is_dir():
-            return _directory(model, path, path.resolve().name)
+            return _directory(model, path, path.resolve().name, text_only=text_only)
         if path.exists():
             return _file(model, path)
     except OSError as error:
@@ -87,7 +93,8 @@ def resolve(
         raise CheckpointError(f"The model {bounded(model, 300)} does not exist: there is no such {kind}.")
     from tercet_shared.checkpoint.hub import fetch  # noqa: PLC0415  # takes 0.2 s, and most models are local
 
-    return _directory(model, fetch(model, revision, cache_dir, offline=offline), model)
+    found = fetch(model, revision, cache_dir, offline=offline, text_only=text_only)
+    return _directory(model, found, model, text_only=text_only)
 
 
 def _looks_like_path(model: str) -> bool:
@@ -106,12 +113,12 @@ def _file(model: str, path: Path) -> CheckpointSource:
     return CheckpointSource(model, SourceKind.GGUF, path, path.stem)
 
 
-def _directory(model: str, path: Path, name: str) -> CheckpointSource:
+def _directory(model: str, path: Path, name: str, *, text_only: bool) -> CheckpointSource:
     has_config = (path / "config.json").is_file()
     has_safetensors = any(path.glob("*.safetensors"))
     ggufs = sorted(path.glob("*.gguf"))
     if has_config and (has_safetensors or not ggufs):
-        if not has_safetensors and not (path / "model.safetensors.index.json").is_file():
+        if not text_only and not has_safetensors and not (path / "model.safetensors.index.json").is_file():
             raise _no_weights(path)
         return CheckpointSource(model, SourceKind.HUGGING_FACE, path, name)
     if len(ggufs) == 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tercet_shared.checkpoint import Checkpoint, SourceKind, resolve
+from tercet_shared.checkpoint import Checkpoint, SourceKind, hub, resolve
 from tercet_shared.errors import CheckpointError
 from tests.fakes.checkpoints import write_tiny_llama, write_tiny_llama_gguf
 
@@ -150,3 +150,29 @@ def test_half_downloaded_snapshot_is_noticed(tmp_path: Path) -> None:
     (snapshot / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors is missing"):
         _ = Checkpoint.open("acme/tiny", cache_dir=tmp_path, offline=True).weights
+
+
+def test_the_text_of_a_model_needs_no_weights(tmp_path: Path) -> None:
+    snapshot = lay_out_hub_cache(tmp_path)
+    for path in [*snapshot.glob("*.safetensors"), snapshot / "model.safetensors.index.json"]:
+        path.unlink()
+    checkpoint = Checkpoint.open("acme/tiny", cache_dir=tmp_path, offline=True, text_only=True)
+    assert checkpoint.tokenizer.fingerprint
+    assert Checkpoint.open(str(snapshot), text_only=True).config.hidden_size == 64
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        Checkpoint.open("acme/tiny", cache_dir=tmp_path, offline=True)
+
+
+@pytest.mark.parametrize("text_only", [False, True])
+def test_what_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text_only: bool) -> None:
+    snapshot = lay_out_hub_cache(tmp_path)
+    wanted: list[str] = []
+
+    def download(*_: object, allow_patterns: list[str], **__: object) -> str:
+        wanted.extend(allow_patterns)
+        return str(snapshot)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    resolve("acme/other", text_only=text_only)
+    assert ("*.safetensors" in wanted) is not text_only
+    assert "*.json" in wanted

@@ -45,7 +45,7 @@ def read_vocabulary(model: str, revision: str | None, *, size: int, fingerprint:
     Raises:
         CheckpointError: it cannot be read, or is not the worker's.
     """
-    checkpoint = Checkpoint.open(model, revision=revision)
+    checkpoint = Checkpoint.open(model, revision=revision, text_only=True)
     if checkpoint.tokenizer.fingerprint != fingerprint:
         raise CheckpointError("The tokenizer is not the one that the worker has.")
     end_ids = tuple(token for token in checkpoint.eos_token_ids if token < size)
