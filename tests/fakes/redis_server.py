@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 @dataclass

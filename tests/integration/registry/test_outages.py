@@ -1,0 +1,119 @@
+"""Redis is away, slow, or comes back empty: the last picture stays, and all heals by itself."""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import replace
+
+import pytest
+from redis.asyncio import Redis
+
+from tercet_shared.errors import UnavailableError
+from tercet_shared.registry import block_publisher, routes
+from tercet_shared.registry.interface import CoreState, RouteRecord
+from tests.fakes.redis_server import RedisServer
+from tests.integration.registry.conftest import KEYS, Core, joined, record, until, watching
+
+ROUTE = RouteRecord(core_id="a", front_end="f", attempt=0, traceparent="", state="running")
+
+
+async def test_redis_stops_and_comes_back_empty(server: RedisServer) -> None:
+    core = Core(record("a"))
+    core.fill(KEYS[:9])
+    async with watching(server.url) as view, joined(server.url, core) as member:
+        await until(lambda: view.mirrors_of(core))
+        picture = dict(view.fleet.cores())
+        await server.stop()
+        await until(lambda: view.fleet.failures and member.failures)
+        assert not view.fleet.healthy
+        assert not member.healthy
+        for i in range(5):
+            view.fleet.note_route(f"r{i}", ROUTE)
+        assert await view.fleet.find_route("r4") == ROUTE
+        with pytest.raises(UnavailableError):
+            await view.fleet.find_route("unknown")
+        core.fill(KEYS[9:12])
+        core.own = replace(core.own, state=CoreState.DRAINING)
+        assert view.fleet.cores() == picture
+        await server.start()
+        await until(lambda: view.fleet.healthy and member.healthy)
+        await until(lambda: view.known("a") == core.own and view.mirrors_of(core))
+        assert view.mirrors.forgotten == []
+        async with watching(server.url) as late:
+            await until(lambda: late.known("a") == core.own and late.mirrors_of(core))
+            assert await late.fleet.find_route("r4") == ROUTE
+
+
+async def test_a_slow_redis_is_an_outage_and_no_more(server: RedisServer) -> None:
+    core = Core(record("a"))
+    core.fill(KEYS[:9])
+    # Its keys expire while Redis does not answer, which must not look as if it had vanished.
+    async with watching(server.url) as view, joined(server.url, core, ttl=1.0) as member:
+        await until(lambda: view.mirrors_of(core))
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            await until(lambda: not view.fleet.healthy and not member.healthy)
+            assert view.known("a") is not None
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        core.fill(KEYS[9:12])
+        await until(lambda: view.fleet.healthy and member.healthy and view.mirrors_of(core))
+        assert view.mirrors.forgotten == []
+
+
+async def test_a_core_that_starts_without_redis_registers_when_it_can(server: RedisServer) -> None:
+    await server.stop()
+    core = Core(record("a"))
+    async with watching(server.url) as view, joined(server.url, core) as member:
+        await until(lambda: view.fleet.failures and member.failures)
+        assert view.fleet.cores() == {}
+        await server.start()
+        await until(lambda: view.known("a"))
+
+
+async def test_routes_that_cannot_be_written_are_bounded(server: RedisServer) -> None:
+    async with watching(server.url) as view:
+        await until(lambda: view.fleet.healthy)
+        await server.stop()
+        await until(lambda: not view.fleet.healthy)
+        for i in range(routes.MAX_QUEUED + 7):
+            view.fleet.note_route(f"r{i}", ROUTE)
+        assert view.fleet.dropped_routes == 7
+        assert await view.fleet.find_route("r7") == ROUTE
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_whatever_is_lost_a_mirror_becomes_what_the_core_has(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Random events with short logs, and losses of every kind in between."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(block_publisher, "ENTRY_EVENTS", 5)
+    monkeypatch.setattr(block_publisher, "LIFETIME", 0.4)  # so that losses are looked for often
+    core = Core(record("a"), blocks=30)
+    core.log._capacity = 12
+    async with Redis.from_url(server.url) as client, watching(server.url) as view, joined(server.url, core) as member:
+        member._blocks._snapshot_events = 17
+        for _ in range(60):
+            action = chance.random()
+            if action < 0.7:
+                core.fill(chance.sample(KEYS[:80], chance.randint(1, 30)))
+            elif action < 0.78:
+                core.restart(f"incarnation {chance.random()}")
+            elif action < 0.84:
+                await client.delete("test:1:kv:a")
+            elif action < 0.9:
+                await client.delete("test:1:kv-snapshot:a")
+            elif action < 0.95:
+                await client.delete("test:1:core:a")
+            else:
+                await client.flushall()
+            if chance.random() < 0.4:
+                await until(lambda: view.mirrors_of(core))
+        await until(lambda: view.mirrors_of(core))
+        assert await client.xlen("test:1:kv:a") <= 40, "the stream is bounded"
+        async with watching(server.url) as late:
+            await until(lambda: late.mirrors_of(core))
+        await until(lambda: view.known("a") == core.own)
