@@ -19,6 +19,7 @@ from tercet_shared.ipc.link import Stream
 from tercet_shared.wire.frames import decode_from_core, encode_result
 from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult, empty_i32
 from tercet_worker.masks import Masks
+from tercet_worker.telemetry.observer import StepObserver
 
 if TYPE_CHECKING:
     from tercet_shared.ipc.link import CloseReason, FrameLink
@@ -40,15 +41,24 @@ class Session:
         runner: without requests.
         device: on which the runner is used.
         depth: plans that the core may have under way at once.
+        observer: hears of every step.
 
     A plan or mask that breaks the protocol closes the link.
     """
 
-    def __init__(self, link: FrameLink, runner: ModelRunner, device: DeviceThread, depth: int) -> None:
+    def __init__(
+        self,
+        link: FrameLink,
+        runner: ModelRunner,
+        device: DeviceThread,
+        depth: int,
+        observer: StepObserver | None = None,
+    ) -> None:
         self._link = link
         self._runner = runner
         self._device = device
         self._depth = depth
+        self._observer = StepObserver() if observer is None else observer
         self._masks = Masks(runner.limits.vocab_size, depth)
         self._in_flight = 0
         self._over = False
@@ -65,6 +75,7 @@ class Session:
                 else:
                     self._accept(message, loop)
 
+        self._observer.begin()
         try:
             for stream in Stream:
                 if self._link.close_reason is None:  # a core may think better of it at once
@@ -73,6 +84,7 @@ class Session:
         finally:
             self._over = True
             self._masks.close()
+            self._observer.end()
 
     def _accept(self, plan: StepPlan, loop: asyncio.AbstractEventLoop) -> None:
         if self._in_flight >= self._depth:
@@ -83,7 +95,7 @@ class Session:
 
         def step() -> None:
             if not self._over:
-                loop.call_soon_threadsafe(self._answer, self._execute(plan, grammar, arrived))
+                loop.call_soon_threadsafe(self._answer, plan, self._execute(plan, grammar, arrived))
 
         self._device.submit(step)
 
@@ -103,11 +115,12 @@ class Session:
         result.run_us = (time.monotonic_ns() - started) // 1_000
         return result
 
-    def _answer(self, result: StepResult) -> None:
+    def _answer(self, plan: StepPlan, result: StepResult) -> None:
         if self._over or self._link.close_reason is not None:
             return
         self._in_flight -= 1
         self._link.send(encode_result(result))
+        self._observer.answered(plan, result)  # after the result: the core waits for that
 
 
 def _failed(plan: StepPlan, message: str) -> StepResult:

@@ -52,6 +52,10 @@ class Engine:
     runner: ModelRunner
     offer: WorkerHello
     """With an empty incarnation: every connection gets one of its own."""
+    weight_bytes: int
+    kv_bytes: int
+    kernels: str
+    """The instruction set that the kernels use, or ``torch`` without kernels."""
 
 
 def load_engine(settings: WorkerSettings, report: Report) -> Engine:
@@ -153,7 +157,13 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         offer.model_name, offer.dtype, offer.device, threads,
         offer.num_blocks, offer.block_size, offer.max_slots, offer.max_model_len, offer.max_batched_tokens,
     )  # fmt: skip
-    return Engine(runner, offer)
+    return Engine(
+        runner,
+        offer,
+        weight_bytes=sum(destination.nbytes for destination in weights.destinations().values()),
+        kv_bytes=kv.num_blocks * attention.bytes_per_block(config.num_layers),
+        kernels="torch" if compiled is None else compiled.best_isa.name.lower(),
+    )
 
 
 def _attention(

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tercet_shared.errors import LinkError, ProtocolError
 from tercet_shared.ipc.connect import Joined, connect
 from tercet_shared.ipc.errors import LinkRejectedError, LinkUnavailableError
+from tercet_shared.telemetry.telemetry import Telemetry
 from tercet_shared.wire.frames import decode_welcome, encode_hello
 from tercet_worker.device_thread import DeviceThread
 from tercet_worker.session import Session
 from tercet_worker.startup import Engine, load_engine
+from tercet_worker.telemetry.metrics import WorkerMetrics
+from tercet_worker.telemetry.observer import StepObserver
+from tercet_worker.telemetry.traces import SlotTraces
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -53,18 +57,23 @@ async def serve(settings: WorkerSettings, reporter: Reporter, stop: asyncio.Even
     """
     device = DeviceThread()
     loading = _LoadingReport(reporter)
-    device.start()
-    try:
-        engine = await _unless(stop, asyncio.wrap_future(device.submit(lambda: load_engine(settings, loading))))
-        if engine is not None:
-            await _serve_cores(settings.link, engine, device, reporter, stop)
-    finally:
-        loading.cancel()
-        device.stop(_STOP_GRACE)
+    telemetry = Telemetry("tercet-worker", settings, ready=lambda: metrics.not_ready_reason())  # noqa: PLW0108  # made after it
+    metrics = WorkerMetrics(telemetry.meter)
+    observer = StepObserver(metrics, SlotTraces(telemetry.tracing))
+    async with telemetry:
+        device.start()
+        try:
+            engine = await _unless(stop, asyncio.wrap_future(device.submit(lambda: load_engine(settings, loading))))
+            if engine is not None:
+                metrics.loaded(engine)
+                await _serve_cores(settings.link, engine, device, reporter, stop, observer)
+        finally:
+            loading.cancel()
+            device.stop(_STOP_GRACE)
 
 
 async def _serve_cores(
-    path: Path, engine: Engine, device: DeviceThread, reporter: Reporter, stop: asyncio.Event
+    path: Path, engine: Engine, device: DeviceThread, reporter: Reporter, stop: asyncio.Event, observer: StepObserver
 ) -> None:
     """Serves one core after another until ``stop`` is set; weights stay, requests and incarnation do not."""
     reporter.progress("connecting to the core")
@@ -81,7 +90,7 @@ async def _serve_cores(
                 reporter.ready(model=offer.model_name, dtype=offer.dtype, device=offer.device, blocks=offer.num_blocks)
                 ready = True
             logger.info("joined core %s at %s", welcome.core_id, path)
-            session = Session(connection, engine.runner, device, welcome.pipeline_depth)
+            session = Session(connection, engine.runner, device, welcome.pipeline_depth, observer)
             reason = await _unless(stop, session.run())
         finally:
             await connection.close("the worker stops")

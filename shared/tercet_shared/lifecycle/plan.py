@@ -25,6 +25,7 @@ FRONT_END = "front end"
 
 _ENV_PREFIX = "TERCET_"
 _API_KEY = "TERCET_API_KEY"
+_REDIS_URL = "TERCET_REDIS_URL"
 _NOT_FOR_USERS = ("listen", "link", "core", "listen_fd", "process_socket", "accept_when_ready")
 """Settings of single services that the plan decides."""
 
@@ -129,12 +130,15 @@ def plan_serve(settings: ServeSettings, run_dir: Path, environ: Mapping[str, str
     env = _without_settings(environ)
     # Command lines are readable by everybody on the machine, environments are not: keys travel there.
     secrets = {_API_KEY: json.dumps(settings.api_key)} if settings.api_key else {}
-    core = settings.narrow(CoreSettings, listen=engine, link=link, report_fd=None)
-    worker = settings.narrow(WorkerSettings, link=link, report_fd=None)
+    core = settings.narrow(
+        CoreSettings, listen=engine, link=link, report_fd=None, metrics_port=_metrics_port(settings, 1)
+    )
+    worker = settings.narrow(WorkerSettings, link=link, report_fd=None, metrics_port=_metrics_port(settings, 2))
     return Plan(
         children=(
             *_front_ends(settings, run_dir, engine, {**env, **secrets}),
-            ChildSpec("core", _python("tercet_core", core.arguments()), env),
+            # It is this machine's own, on a socket that nobody else reaches, and does not register.
+            ChildSpec("core", _python("tercet_core", core.arguments()), _without(env, _REDIS_URL)),
             ChildSpec("worker", _python("tercet_worker", worker.arguments()), env, RestartPolicy()),
         ),
         frontend=FRONT_END,
@@ -147,12 +151,15 @@ def plan_serve(settings: ServeSettings, run_dir: Path, environ: Mapping[str, str
 
 
 def _front_ends(settings: ServeSettings, run_dir: Path, engine: str, env: Mapping[str, str]) -> tuple[ChildSpec, ...]:
-    common = settings.narrow(FrontendSettings, core=[engine], api_key=[], report_fd=None)
+    common = settings.narrow(
+        FrontendSettings, model=[settings.model], core=[engine], discover_cores=False, api_key=[], report_fd=None
+    )
     if settings.frontends == 1:
         return (ChildSpec(FRONT_END, _python("tercet_frontend", common.arguments()), env),)
     specs = []
     for number in range(1, settings.frontends + 1):
         own = common.model_copy(update={"process_socket": run_dir / process_socket(number)})
+        own.metrics_port = _metrics_port(settings, 0 if number == 1 else number + 1)
         # The first answers from the beginning on, so that /livez and /readyz do; with the others, and whenever one
         # is started again, no client shall meet a process that cannot serve yet.
         late = ("--accept-when-ready",)
@@ -160,6 +167,11 @@ def _front_ends(settings: ServeSettings, run_dir: Path, engine: str, env: Mappin
         again = late if number == 1 else ()
         specs.append(ChildSpec(f"{FRONT_END} {number}", argv, env, RestartPolicy(), role=FRONT_END, again=again))
     return tuple(specs)
+
+
+def _metrics_port(settings: ServeSettings, place: int) -> int | None:
+    """Returns the metrics port of the process at this place; 0 (a free one) and none are the same for all."""
+    return settings.metrics_port + place if settings.metrics_port else settings.metrics_port
 
 
 def process_socket(number: int) -> str:
@@ -175,6 +187,10 @@ def _without_settings(environ: Mapping[str, str]) -> dict[str, str]:
     # What only one service knows (TERCET_WORKER_TIMEOUT, …) reaches it through the environment as before.
     decided = {_ENV_PREFIX + name.upper() for name in (*ServeSettings.model_fields, *_NOT_FOR_USERS)}
     return {name: value for name, value in environ.items() if name.upper() not in decided}
+
+
+def _without(environ: Mapping[str, str], left_out: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.upper() != left_out}
 
 
 def socket_paths(run_dir: Path) -> tuple[bytes, ...]:

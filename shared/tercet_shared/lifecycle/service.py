@@ -19,6 +19,7 @@ import uvloop
 from tercet_shared.config import CoreSettings, FrontendSettings, WorkerSettings, parse
 from tercet_shared.errors import ConfigurationError, TercetError
 from tercet_shared.lifecycle.report import LogReporter, PipeReporter, Reporter
+from tercet_shared.telemetry.logs import configure_logging
 
 S = TypeVar("S", FrontendSettings, CoreSettings, WorkerSettings)
 Serve = Callable[[S, Reporter, asyncio.Event], Awaitable[None]]
@@ -32,7 +33,8 @@ def run_service(kind: type[S], serve: Serve[S], argv: list[str] | None = None) -
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  # before logging exists
         return 2
-    configure_logging(settings.log_level)
+    name = str(kind.model_config.get("cli_prog_name")).replace(" ", "-")
+    configure_logging(settings.log_level, settings.log_format, name)
     if settings.report_fd is not None:
         reporter = PipeReporter(settings.report_fd)
     try:
@@ -53,13 +55,6 @@ def run_service(kind: type[S], serve: Serve[S], argv: list[str] | None = None) -
         reporter.fatal(f"unexpected {type(error).__name__}: {error}")
         return 1
     return 0
-
-
-def configure_logging(level: str) -> None:
-    """Logs to standard error, one line per record."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
 
 
 async def _until_stopped(settings: S, serve: Serve[S], reporter: Reporter) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tercet_shared.errors import ProtocolError
+from tercet_shared.telemetry.tracing import PACKED_BYTES
 from tercet_shared.wire.step import (
     I32,
     PROTOCOL_VERSION,
@@ -20,12 +21,15 @@ from tercet_shared.wire.step import (
     GrammarMask,
     LogProbColumns,
     NewSlots,
+    PlanTrace,
     StepPlan,
     StepResult,
     WorkerHello,
 )
 
 _PLAN, _RESULT, _HELLO, _WELCOME, _MASK = 1, 2, 3, 4, 5
+_TRACED_PLAN = 6
+"""Parts of the frame of a plan in which something is traced: one more than others have."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "i": np.dtype("<i4"),
@@ -66,7 +70,10 @@ def encode_plan(plan: StepPlan) -> bytes:
     """Returns the frame of ``plan``."""
     new = [getattr(plan.new, name).tobytes() for name, _ in _NEW_COLUMNS] if len(plan.new) else None
     columns = [getattr(plan, name).tobytes() for name, _ in _PLAN_COLUMNS]
-    return bytes(msgpack.packb([_PLAN, plan.step_id, plan.freed.tobytes(), new, columns]))
+    frame = [_PLAN, plan.step_id, plan.freed.tobytes(), new, columns]
+    if plan.trace is not None:
+        frame.append([plan.trace.slots.tobytes(), plan.trace.spans, plan.trace.step])
+    return bytes(msgpack.packb(frame))
 
 
 def encode_result(result: StepResult) -> bytes:
@@ -112,7 +119,7 @@ def encode_welcome(welcome: CoreWelcome) -> bytes:
 
 def decode_plan(frame: bytes | memoryview) -> StepPlan:
     """Returns the plan in ``frame``; its arrays are read-only views of it. Raises `ProtocolError`."""
-    return _plan(_open(frame, _PLAN, 5))
+    return _plan(_unpack(frame))
 
 
 def decode_from_core(frame: bytes | memoryview) -> StepPlan | GrammarMask:
@@ -120,11 +127,12 @@ def decode_from_core(frame: bytes | memoryview) -> StepPlan | GrammarMask:
     values = _unpack(frame)
     if values[0] == _MASK and len(values) == 3:
         return GrammarMask(step_id=_int(values[1]), words=_column(values[2], "w"))
-    return _plan(_expect(values, _PLAN, 5))
+    return _plan(values)
 
 
-def _plan(fields: list[Any]) -> StepPlan:
-    step_id, freed, new, columns = fields
+def _plan(frame: list[Any]) -> StepPlan:
+    traced = len(frame) == _TRACED_PLAN
+    step_id, freed, new, columns = _expect(frame[: _TRACED_PLAN - 1] if traced else frame, _PLAN, 5)
     if not isinstance(columns, list) or len(columns) != len(_PLAN_COLUMNS):
         raise ProtocolError("A step plan has a wrong number of columns.")
     values = {name: _column(raw, kind) for raw, (name, kind) in zip(columns, _PLAN_COLUMNS, strict=True)}
@@ -134,9 +142,20 @@ def _plan(fields: list[Any]) -> StepPlan:
         slots = NewSlots(**{name: _column(raw, kind) for raw, (name, kind) in zip(new, _NEW_COLUMNS, strict=True)})
     else:
         raise ProtocolError("A step plan's new slots have a wrong number of columns.")
-    plan = StepPlan(step_id=_int(step_id), freed=_column(freed, "i"), new=slots, **values)
+    trace = _plan_trace(frame[-1]) if traced else None
+    plan = StepPlan(step_id=_int(step_id), freed=_column(freed, "i"), new=slots, trace=trace, **values)
     _check_plan(plan)
     return plan
+
+
+def _plan_trace(raw: object) -> PlanTrace:
+    if not isinstance(raw, list) or len(raw) != 3 or not all(isinstance(part, bytes) for part in raw):
+        raise ProtocolError("The trace of a step plan is malformed.")
+    slots, spans, step = raw
+    trace = PlanTrace(_column(slots, "i"), spans, step)
+    if len(spans) != len(trace.slots) * PACKED_BYTES or len(step) not in {0, PACKED_BYTES}:
+        raise ProtocolError("The trace of a step plan is malformed.")
+    return trace
 
 
 def _check_plan(plan: StepPlan) -> None:

@@ -163,6 +163,16 @@ class StepPlan:
     appended_offsets: I32 = field(default_factory=empty_i32)  # [S + 1] or empty
     appended_ids: I32 = field(default_factory=empty_i32)
     gated: I32 = field(default_factory=empty_i32)  # [G] rows (0..S-1, ascending) that sample under their mask
+    trace: PlanTrace | None = None  # most plans have none
+
+
+@dataclass(slots=True)
+class PlanTrace:
+    """What of a plan is traced. Spans are the core's, 24 bytes each (see `tercet_shared.telemetry.tracing.packed`)."""
+
+    slots: I32  # [t] those of the plan's new slots whose request is traced
+    spans: bytes  # [t * 24] under which the worker's span of each goes
+    step: bytes = b""  # [24] under which the worker's span of the step goes, or empty: the step is not traced
 
 
 @dataclass(slots=True)
