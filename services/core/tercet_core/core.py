@@ -16,21 +16,25 @@ from tercet_core.engine import Engine
 from tercet_core.grammar.service import GrammarService
 from tercet_core.links.gate import WorkerGate
 from tercet_core.metrics import CoreMetrics
+from tercet_core.observer import Observer
 from tercet_core.scheduling.scheduler import Scheduler
 from tercet_core.scheduling.state import Limits
 from tercet_core.service import EngineService, HealthChecks, claim_of, make_server
+from tercet_core.tracing import RequestTraces
 from tercet_core.watchdog import Watchdog
 from tercet_shared.errors import TercetError, UnavailableError
 from tercet_shared.ipc.listener import LinkListener
 from tercet_shared.ipc.settings import HeartbeatSettings, ListenerSettings
 from tercet_shared.lifecycle.janitor import Janitor
-from tercet_shared.telemetry.metrics import Metrics
+from tercet_shared.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from tercet_core.engine import Loss
     from tercet_core.links.worker_link import WorkerLink
+    from tercet_core.membership import Membership
     from tercet_shared.config import CoreSettings
     from tercet_shared.lifecycle.report import Reporter
+    from tercet_shared.registry.blocks import BlockLog
     from tercet_shared.wire.step import CoreWelcome, WorkerHello
 
 _log = logging.getLogger(__name__)
@@ -59,31 +63,61 @@ async def serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event)
 async def _serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event, listener: LinkListener) -> None:
     core_id = settings.core_id or f"core-{secrets.token_hex(4)}"
     service = EngineService(core_id, settings)
+    membership = _membership(settings, service)
     server, checks = make_server(service, settings)
     gate = WorkerGate(core_id, settings)
-    metrics = Metrics("tercet-core", port=settings.metrics_port, host=settings.metrics_host)
-    meter = CoreMetrics(metrics.meter, service)
-    with listener:
-        await checks.set_serving(serving=False)
-        await checks.set_live(live=True)
-        await server.start()
-        accepting = asyncio.create_task(listener.serve(gate.judge, gate.admit), name="accept workers")
-        life = asyncio.create_task(_live(settings, reporter, service, checks, gate, meter, stop), name="core")
-        try:
-            reporter.progress("waiting for the worker")
-            tasks: set[asyncio.Task[None]] = {accepting, life}
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in (life, accepting):
-                if task.done():
-                    task.result()
-        finally:
-            for task in (life, accepting):
-                task.cancel()
-            await asyncio.gather(life, accepting, return_exceptions=True)
-            service.close_streams()
-            await server.stop(grace=1.0)
-            await gate.close("the core stops")
-            metrics.close()
+    telemetry = Telemetry(
+        "tercet-core",
+        settings,
+        instance=core_id,
+        alive=service.not_live_reason,
+        ready=service.not_ready_reason,
+    )
+    observer = Observer(CoreMetrics(telemetry.meter, service), RequestTraces(telemetry.tracing, core_id))
+    service.observe(observer)
+    async with telemetry:
+        with listener:
+            await checks.set_serving(serving=False)
+            await checks.set_live(live=True)
+            await server.start()
+            accepting = asyncio.create_task(listener.serve(gate.judge, gate.admit), name="accept workers")
+            life = asyncio.create_task(
+                _live(settings, reporter, service, membership, checks, gate, observer, stop), name="core"
+            )
+            try:
+                reporter.progress("waiting for the worker")
+                tasks: set[asyncio.Task[None]] = {accepting, life}
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in (life, accepting):
+                    if task.done():
+                        task.result()
+            finally:
+                for task in (life, accepting):
+                    task.cancel()
+                await asyncio.gather(life, accepting, return_exceptions=True)
+                await membership.leave()
+                service.close_streams()
+                await server.stop(grace=1.0)
+                await gate.close("the core stops")
+                observer.close()
+
+
+class NoMembership:
+    """The membership of a core that front ends know by its address."""
+
+    def join(self, blocks: BlockLog) -> None:
+        """Registers nowhere."""
+
+    async def leave(self) -> None:
+        """Has nothing to leave."""
+
+
+def _membership(settings: CoreSettings, service: EngineService) -> Membership | NoMembership:
+    if settings.redis_url is None:
+        return NoMembership()
+    from tercet_core.membership import Membership  # noqa: PLC0415  # takes 0.3 s, and one machine needs no Redis
+
+    return Membership(settings.redis_url, settings, service)
 
 
 class _Succession:
@@ -109,9 +143,10 @@ async def _live(
     settings: CoreSettings,
     reporter: Reporter,
     service: EngineService,
+    membership: Membership | NoMembership,
     checks: HealthChecks,
     gate: WorkerGate,
-    meter: CoreMetrics,
+    observer: Observer,
     stop: asyncio.Event,
 ) -> None:
     stopping = asyncio.create_task(stop.wait(), name="wait for the stop")
@@ -132,9 +167,10 @@ async def _live(
             max_losses=settings.worker_failures,
             step_timeout_s=settings.step_timeout,
             guides=guides,
-            meter=meter,
+            observer=observer,
         )
         service.attach(engine, link.hello, gate.limits)
+        membership.join(service.block_log())
         try:
             await _run(settings, reporter, service, checks, engine, link, stopping)
         finally:
@@ -161,6 +197,7 @@ async def _run(
     )
     running = asyncio.create_task(engine.run(link), name="engine")
     watching = asyncio.create_task(watchdog.run(), name="watchdog")
+    showing = asyncio.create_task(_show_readiness(service, checks), name="readiness")
     try:
         await checks.set_serving(serving=True)
         reporter.ready(core=service.core_id)
@@ -177,9 +214,19 @@ async def _run(
             raise TercetError(stuck.result())
         await _drain(settings, service, engine, running)
     finally:
-        for task in (running, watching):
+        for task in (running, watching, showing):
             task.cancel()
-        await asyncio.gather(running, watching, return_exceptions=True)
+        await asyncio.gather(running, watching, showing, return_exceptions=True)
+
+
+async def _show_readiness(service: EngineService, checks: HealthChecks) -> None:
+    """Answers health checks rightly also when something other than the end of the process stops new requests."""
+    changed = asyncio.Event()
+    service.on_change(changed.set)
+    while True:
+        await changed.wait()
+        changed.clear()
+        await checks.set_serving(serving=service.takes_requests)
 
 
 async def _drain(settings: CoreSettings, service: EngineService, engine: Engine, running: asyncio.Task[None]) -> None:

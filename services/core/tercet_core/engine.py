@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tercet_core.isolation import Isolation
+from tercet_core.observer import Observer
 from tercet_core.preparation import NoGuides, Preparation
 from tercet_core.scheduling.outputs import End, row_of
 from tercet_core.scheduling.request import Ending
+from tercet_core.scheduling.resumption import end_of
 from tercet_core.step_timer import StepTimer
+from tercet_core.token_rate import TokenRate
 from tercet_shared.errors import InternalError, LinkError, ProtocolError, UnavailableError
 from tercet_shared.ipc.errors import FrameTooLargeError
 from tercet_shared.ipc.link import CloseKind, CloseReason
@@ -84,24 +87,6 @@ class Workers(Protocol):
         """Waits for a worker that can take over. Raises `LinkError` when none comes."""
 
 
-class StepMeter(Protocol):
-    """Where the times of steps are recorded."""
-
-    def planned(self, seconds: float, tokens: int) -> None:
-        """One planned step."""
-
-    def applied(self, waited: float, seconds: float) -> None:
-        """One applied result: from its plan to its arrival, and its application, in seconds."""
-
-
-class _NoMeter:
-    def planned(self, seconds: float, tokens: int) -> None:
-        pass
-
-    def applied(self, waited: float, seconds: float) -> None:
-        pass
-
-
 @dataclass(slots=True)
 class _Sent:
     """A plan without its result."""
@@ -120,7 +105,7 @@ class Engine:
         workers: asked when the worker is lost.
         dumps: told of failed steps.
         guides: compiles grammars and computes masks; without it requests with a grammar are refused.
-        meter: records the times of steps.
+        observer: hears what happens.
         depth: steps in flight at most.
         max_losses: workers lost in a row, with work and without a step in between, that end the engine.
         step_timeout_s: seconds for a step's result, after which the worker is given up although it shows life.
@@ -137,13 +122,13 @@ class Engine:
         max_losses: int,
         step_timeout_s: float = 30.0,
         guides: Guides | None = None,
-        meter: StepMeter | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self._publish = publish
+        self._tell = publish
         self._workers = workers
         self._dumps = dumps
-        self._meter: StepMeter = _NoMeter() if meter is None else meter
+        self._observer = Observer() if observer is None else observer
         self._depth = depth
         self._max_losses = max_losses
         # Twice what it takes to single out one of all requests: then it is not the requests.
@@ -166,6 +151,7 @@ class Engine:
         self.progress = 0
         """Plans and results so far; see `Watchdog`."""
         self.step_seconds = 0.0
+        self.token_rate = TokenRate()
 
     @property
     def busy(self) -> bool:
@@ -183,15 +169,24 @@ class Engine:
         Raises:
             RequestError: it cannot be served as it is. What is wrong with a grammar the front end hears later.
         """
+        over = end_of(request, self.scheduler.limits.max_model_len)
+        if request.grammar is None and over is None:
+            self._admit(request)
+            self._observer.arrived(request)
+            return
+        if over is None:
+            self.scheduler.check(request)
+        self._observer.arrived(request)
         if request.grammar is None:
             self._admit(request)
             return
-        self.scheduler.check(request)
+        # With a grammar, too: more tokens may end it than are known so far, and that counts more than a limit.
         self._preparation.start(request, request.grammar)
         self._idle.clear()
 
-    def end(self, requests: list[Request]) -> None:
-        """Ends requests at any moment; those that ended already are left alone."""
+    def end(self, requests: list[Request], reason: str = "abort") -> None:
+        """Ends requests at any moment, for a reason in one word; those that ended already are left alone."""
+        self._observer.ended(requests, self.scheduler, reason)
         self._preparation.cancel(requests)
         self.scheduler.end(requests)
         self._note_idle()
@@ -223,10 +218,18 @@ class Engine:
         self._idle.set()
 
     def _admit(self, request: Request) -> None:
+        if (over := end_of(request, self.scheduler.limits.max_model_len)) is not None:
+            self._publish(row_of(request, [], over))
+            self._note_idle()
+            return
         self.scheduler.submit(request)
         self._isolation.joined()
         self._idle.clear()
         self._wake.set()
+
+    def _publish(self, output: Output) -> None:
+        self._observer.published(output, self.scheduler)
+        self._tell(output)
 
     def _refuse(self, request: Request, error: TercetError) -> None:
         self._fail([request], error)
@@ -315,7 +318,8 @@ class Engine:
                 self._publish(output)
             now = time.perf_counter()
             self.step_seconds = now - sent.at
-            self._meter.applied(begin - sent.at, now - begin)
+            self.token_rate.landed(sent.plan, sent.at, begin)
+            self._observer.applied(result, begin - sent.at, now - begin)
             await self._work_guides(link)  # the worker may be waiting for a mask, so before anything is planned
 
     async def _send_plans(self, link: Link) -> None:
@@ -331,7 +335,7 @@ class Engine:
                 return
             self.progress += 1
             now = time.perf_counter()
-            self._meter.planned(now - begin, int(plan.num_tokens.sum()))
+            self._observer.planned(plan, self.scheduler, now - begin)
             self._flight.append(_Sent(plan, now))
             link.submit(plan)
             if len(plan.gated):  # of which nothing may be in flight

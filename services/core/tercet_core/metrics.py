@@ -1,23 +1,26 @@
-"""The core's numbers as OpenTelemetry instruments, under ``tercet.*``.
+"""The core's numbers, under ``tercet.*`` (docs/observability.md).
 
-Gauges and counters are read from the scheduler when somebody asks; only the step's times are recorded in the loop. The
-reader may be another thread: what it sees are single integers, each right at some moment.
+Gauges and most counters are read from the scheduler when somebody asks. What is recorded in the loop is recorded once
+per step or once per request.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from opentelemetry.metrics import CallbackOptions, Observation
+from tercet_shared.telemetry.instruments import SECONDS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from opentelemetry.metrics import Meter
+    from opentelemetry.trace import SpanContext
 
     from tercet_core.scheduling.scheduler import Scheduler
+    from tercet_shared.telemetry.instruments import Labels, Meter
 
-_PLAN, _WAIT, _APPLY = {"part": "plan"}, {"part": "wait"}, {"part": "apply"}
+_PLAN, _WAIT, _APPLY = ("plan",), ("wait",), ("apply",)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Source(Protocol):
@@ -29,67 +32,151 @@ class Source(Protocol):
     def outbox_rows(self) -> int:
         """Returns the rows that wait for front ends."""
 
+    def num_front_ends(self) -> int:
+        """Returns the front ends that are connected."""
+
+    def has_worker(self) -> bool:
+        """Returns whether a worker is connected."""
+
 
 class CoreMetrics:
     """All instruments of one core."""
 
     def __init__(self, meter: Meter, source: Source) -> None:
         self._source = source
-        self._duration = meter.create_histogram(
-            "tercet.step.duration", unit="s", description="Time of a step: planning, waiting for the worker, applying."
+        self._duration = meter.histogram(
+            "tercet.step.duration",
+            "s",
+            "Time of a step: planning it, from its plan to its result, and applying that.",
+            SECONDS,
+            ("part",),
         )
-        self._tokens = meter.create_histogram(
-            "tercet.step.tokens",
-            unit="{token}",
-            description="Tokens that a step computes.",
-            explicit_bucket_boundaries_advisory=[1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384],
+        self._tokens = meter.histogram("tercet.step.tokens", "{token}", "Tokens that a step computes.", _TOKENS)
+        self._batch = meter.histogram("tercet.step.requests", "{request}", "Requests that a step computes.", _REQUESTS)
+        self._queued = meter.histogram(
+            "tercet.queue.duration", "s", "Time from a request's arrival to its first step.", SECONDS
         )
-        gauge, counter = meter.create_observable_up_down_counter, meter.create_observable_counter
-        gauge("tercet.requests.running", [self._read(lambda s: s.num_running)], unit="{request}")
-        gauge("tercet.requests.waiting", [self._waiting], unit="{request}", description="By reason.")
-        gauge("tercet.kv.blocks", [self._blocks], unit="{block}", description="By state; the three sum to the pool.")
-        gauge("tercet.outbox.rows", [self._outbox], unit="{row}", description="Rows that wait for front ends.")
-        counter("tercet.steps", [self._read(lambda s: s.counters.steps)], unit="{step}")
-        counter("tercet.preemptions", [self._read(lambda s: s.counters.preemptions)], unit="{preemption}")
-        counter("tercet.tokens.prompt", [self._read(lambda s: s.counters.prompt_tokens)], unit="{token}")
-        counter("tercet.tokens.cached", [self._read(lambda s: s.counters.cached_tokens)], unit="{token}")
-        counter("tercet.tokens.output", [self._read(lambda s: s.counters.output_tokens)], unit="{token}")
-        counter("tercet.tokens.recomputed", [self._read(lambda s: s.counters.recomputed_tokens)], unit="{token}")
-        counter("tercet.tokens.discarded", [self._read(lambda s: s.counters.discarded_tokens)], unit="{token}")
-        counter("tercet.rows.not_finite", [self._read(lambda s: s.counters.not_finite_rows)], unit="{row}")
+        self._hits = meter.counter(
+            "tercet.prefix.hits", "{request}", "Requests whose prompt began with cached blocks when they were admitted."
+        )
+        self._ended = meter.counter("tercet.requests.ended", "{request}", "Requests that are over.", ("reason",))
+        self._rejected = meter.counter(
+            "tercet.requests.rejected", "{request}", "Requests that were not taken.", ("reason",)
+        )
+        self._arrived = meter.counter("tercet.requests.arrived", "{request}", "Requests that were taken.")
+        self._observe(meter)
 
-    def planned(self, seconds: float, tokens: int) -> None:
+    def _observe(self, meter: Meter) -> None:
+        def gauge(name: str, unit: str, text: str, read: Callable[[Scheduler], int]) -> None:
+            meter.observe(Kind.GAUGE, name, unit, text, self._read(read))
+
+        def counter(name: str, unit: str, text: str, read: Callable[[Scheduler], int]) -> None:
+            meter.observe(Kind.COUNTER, name, unit, text, self._read(read))
+
+        def split(
+            name: str, unit: str, text: str, label: str, read: Callable[[], Iterable[tuple[Labels, int]]]
+        ) -> None:
+            meter.observe(Kind.GAUGE, name, unit, text, read, (label,))
+
+        gauge("tercet.requests.running", "{request}", "Requests that take part in steps.", lambda s: s.num_running)
+        split("tercet.requests.waiting", "{request}", "Requests that take part in none now.", "reason", self._waiting)
+        split("tercet.kv.blocks", "{block}", "Blocks of the KV pool; the states sum to it.", "state", self._blocks)
+        rows, front_ends = self._source.outbox_rows, self._source.num_front_ends
+        meter.observe(Kind.GAUGE, "tercet.outbox.rows", "{row}", "Rows that wait for front ends.", rows)
+        meter.observe(Kind.GAUGE, "tercet.frontends", "{frontend}", "Front ends that are connected.", front_ends)
+        meter.observe(
+            Kind.GAUGE,
+            "tercet.workers",
+            "{worker}",
+            "Workers that are connected: 1, or 0 while one is awaited.",
+            lambda: int(self._source.has_worker()),
+        )
+        counter("tercet.steps", "{step}", "Steps that were planned.", lambda s: s.counters.steps)
+        counter(
+            "tercet.preemptions",
+            "{preemption}",
+            "Times that a running request lost its blocks to others.",
+            lambda s: s.counters.preemptions,
+        )
+        counter(
+            "tercet.tokens.prompt",
+            "{token}",
+            "Prompt tokens of requests, when they are admitted.",
+            lambda s: s.counters.prompt_tokens,
+        )
+        counter(
+            "tercet.tokens.cached",
+            "{token}",
+            "Those of them that the prefix cache had.",
+            lambda s: s.counters.cached_tokens,
+        )
+        counter(
+            "tercet.tokens.output", "{token}", "Output tokens that requests got.", lambda s: s.counters.output_tokens
+        )
+        counter(
+            "tercet.tokens.recomputed",
+            "{token}",
+            "Tokens that were computed again after a preemption.",
+            lambda s: s.counters.recomputed_tokens,
+        )
+        counter(
+            "tercet.tokens.discarded",
+            "{token}",
+            "Tokens that were drawn for a request that had ended.",
+            lambda s: s.counters.discarded_tokens,
+        )
+        counter(
+            "tercet.rows.not_finite",
+            "{row}",
+            "Requests that ended because their logits were not finite.",
+            lambda s: s.counters.not_finite_rows,
+        )
+
+    def planned(self, seconds: float, tokens: int, requests: int) -> None:
         """Records one planned step."""
         self._duration.record(seconds, _PLAN)
         self._tokens.record(tokens)
+        self._batch.record(requests)
 
     def applied(self, waited: float, seconds: float) -> None:
         """Records one applied result: from its plan to its arrival, and its application, in seconds."""
         self._duration.record(waited, _WAIT)
         self._duration.record(seconds, _APPLY)
 
-    def _read(self, value: Callable[[Scheduler], int]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def callback(_: CallbackOptions) -> Iterable[Observation]:
+    def arrived(self) -> None:
+        """Counts a request that was taken."""
+        self._arrived.add()
+
+    def admitted(self, queued: float, *, hit: bool, trace: SpanContext | None = None) -> None:
+        """Records a request's first step: after how many seconds, and whether its prompt began with cached blocks."""
+        self._queued.record(queued, (), trace)
+        if hit:
+            self._hits.add()
+
+    def ended(self, reason: str, count: int = 1) -> None:
+        """Counts requests that are over."""
+        self._ended.add(count, (reason,))
+
+    def rejected(self, reason: str) -> None:
+        """Counts a request that was not taken."""
+        self._rejected.add(1, (reason,))
+
+    def _read(self, value: Callable[[Scheduler], int]) -> Callable[[], int]:
+        def read() -> int:
             scheduler = self._source.current_scheduler()
-            yield Observation(value(scheduler) if scheduler is not None else 0)
+            return value(scheduler) if scheduler is not None else 0
 
-        return callback
+        return read
 
-    def _waiting(self, _: CallbackOptions) -> Iterable[Observation]:
+    def _waiting(self) -> Iterable[tuple[Labels, int]]:
         scheduler = self._source.current_scheduler()
         preempted = scheduler.num_preempted if scheduler is not None else 0
         waiting = scheduler.num_waiting if scheduler is not None else 0
-        yield Observation(max(waiting - preempted, 0), {"reason": "capacity"})
-        yield Observation(preempted, {"reason": "preempted"})
+        return ((("capacity",), max(waiting - preempted, 0)), (("preempted",), preempted))
 
-    def _blocks(self, _: CallbackOptions) -> Iterable[Observation]:
+    def _blocks(self) -> Iterable[tuple[Labels, int]]:
         scheduler = self._source.current_scheduler()
         cached = scheduler.pool.cached if scheduler is not None else 0
         held = scheduler.pool.referenced if scheduler is not None else 0
         free = scheduler.pool.available - cached if scheduler is not None else 0
-        yield Observation(free, {"state": "free"})
-        yield Observation(cached, {"state": "cached"})
-        yield Observation(held, {"state": "held"})
-
-    def _outbox(self, _: CallbackOptions) -> Iterable[Observation]:
-        yield Observation(self._source.outbox_rows())
+        return ((("free",), free), (("cached",), cached), (("held",), held))

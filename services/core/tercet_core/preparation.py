@@ -87,5 +87,10 @@ class Preparation:
         elif isinstance(error, TercetError):
             self._refuse(request, error)
         else:
-            _log.error("the grammar of request %s could not be prepared", request.request_id, exc_info=error)
+            _log.error(
+                "the grammar of request %s could not be prepared",
+                request.request_id,
+                exc_info=error,
+                extra={"traceparent": request.traceparent},
+            )
             self._refuse(request, InternalError("The grammar could not be prepared."))

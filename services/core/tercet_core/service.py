@@ -11,24 +11,33 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # the stubs leave it out
 
+from tercet_core.kv_cache.published import PublishedBlocks
 from tercet_core.scheduling.request import FrontEnd
 from tercet_core.streams.connection import PROTOCOL_VERSION, FrontEndConnection
-from tercet_core.streams.encoding import stats_of
+from tercet_core.streams.encoding import error_kind, stats_of
 from tercet_proto.v1 import engine_pb2 as pb
 from tercet_proto.v1 import engine_pb2_grpc as pb_grpc
 from tercet_shared.errors import ConfigurationError, UnavailableError
 from tercet_shared.ipc.claim import SocketClaim
+from tercet_shared.mtls import is_local, mutual_tls
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tercet_core.engine import Engine
+    from tercet_core.observer import Observer
     from tercet_core.scheduling.outputs import Output
     from tercet_core.scheduling.request import Request
     from tercet_core.scheduling.scheduler import Scheduler
     from tercet_core.streams.connection import FrameContext
     from tercet_shared.config import CoreSettings
+    from tercet_shared.errors import TercetError
     from tercet_shared.wire.step import CoreWelcome, WorkerHello
 
 _log = logging.getLogger(__name__)
+
+_COUNT_INTERVAL = 0.1
+"""Seconds for which a count of the tokens to compute is good enough."""
 
 LIVENESS = "liveness"
 """Name of the health check that fails when the core hangs."""
@@ -49,6 +58,10 @@ class EngineService(pb_grpc.EngineServicer):
         self._welcome: asyncio.Future[pb.Welcome] = asyncio.get_running_loop().create_future()
         self._draining = ""
         self._hung = ""
+        self._watchers: list[Callable[[], None]] = []
+        self._pending = 0
+        self._count_again_at = 0.0
+        self._observer: Observer | None = None
 
     @property
     def core_id(self) -> str:
@@ -73,6 +86,7 @@ class EngineService(pb_grpc.EngineServicer):
                 max_slots=limits.max_slots,
                 max_model_len=limits.max_model_len,
                 max_submit_bytes=int(self._settings.max_message_bytes),
+                served_names=self._settings.served_model_name,
             )
         )
 
@@ -84,11 +98,13 @@ class EngineService(pb_grpc.EngineServicer):
         self._welcome = asyncio.get_running_loop().create_future()
         self._welcome.set_result(welcome)
         for connection in self._connections.values():
-            connection.outbox.put_frame(pb.EngineFrame(welcome=welcome))
+            connection.renew(welcome)
+        self._changed()
 
     def hang(self, reason: str) -> None:
         """Answers from now on that this core does not work any more, and takes nothing new."""
         self._hung = reason
+        self._changed()
 
     def publish(self, output: Output) -> None:
         """Hands rows to their front end; those of a front end that has left are dropped."""
@@ -101,6 +117,7 @@ class EngineService(pb_grpc.EngineServicer):
         self._draining = reason
         for connection in self._connections.values():
             connection.outbox.put_frame(pb.EngineFrame(draining=pb.Draining(reason=reason)))
+        self._changed()
         return sum(connection.num_requests for connection in self._connections.values())
 
     def close_streams(self) -> None:
@@ -108,7 +125,36 @@ class EngineService(pb_grpc.EngineServicer):
         for connection in self._connections.values():
             connection.close()
 
+    @property
+    def introduction(self) -> pb.Welcome:
+        """What this core is, as front ends are told; there is a worker by now."""
+        return self._welcome.result()
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether new requests are taken, as soon as there is a worker."""
+        return not (self._draining or self._hung)
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Has ``changed`` called when it ceases to take requests, or is not what it was."""
+        self._watchers.append(changed)
+
+    def _changed(self) -> None:
+        for changed in self._watchers:
+            changed()
+
     # ---------------------------------------------------------------------------------------- Host of the streams
+
+    @property
+    def draining(self) -> str:
+        """Why no new requests are taken, or empty."""
+        return self._draining
+
+    def block_log(self) -> PublishedBlocks:
+        """Returns where block events are; there is a worker by now."""
+        if self._engine is None:
+            raise AssertionError("there is no engine yet")
+        return PublishedBlocks(self._engine.scheduler)
 
     async def welcome(self) -> pb.Welcome:
         """Waits until there is an engine, and returns what front ends are told."""
@@ -122,11 +168,47 @@ class EngineService(pb_grpc.EngineServicer):
         """Returns the rows that wait for front ends."""
         return sum(connection.outbox.pending_rows for connection in list(self._connections.values()))
 
+    def num_front_ends(self) -> int:
+        """Returns the front ends that are connected."""
+        return len(self._connections)
+
+    def has_worker(self) -> bool:
+        """Returns whether a worker is connected."""
+        return self._engine is not None and self._engine.has_worker
+
+    def not_ready_reason(self) -> str | None:
+        """Returns why no request would be taken now, in one sentence, or None."""
+        reason = self._hung or self._draining
+        return reason or (None if self.has_worker() else "waiting for the worker")
+
+    def not_live_reason(self) -> str | None:
+        """Returns why the process should be replaced, in one sentence, or None."""
+        return self._hung or None
+
+    def observe(self, observer: Observer) -> None:
+        """Has ``observer`` told of requests that are not taken."""
+        self._observer = observer
+
     def stats(self) -> pb.Stats:
         """Returns the current numbers; zeros before there is an engine."""
         if self._engine is None:
             return pb.Stats()
-        return stats_of(self._engine.scheduler, self._engine.step_seconds)
+        return stats_of(
+            self._engine.scheduler,
+            self._engine.step_seconds,
+            token_seconds=self._engine.token_rate.token_seconds,
+            pending_tokens=self._pending_tokens(self._engine.scheduler),
+        )
+
+    def _pending_tokens(self, scheduler: Scheduler) -> int:
+        """Returns the tokens to compute, from a moment ago at most: with a long queue it takes a while to count."""
+        now = asyncio.get_running_loop().time()
+        if not scheduler.num_running + scheduler.num_waiting:
+            self._pending = 0
+        elif now >= self._count_again_at:
+            self._pending = scheduler.pending_tokens()
+            self._count_again_at = now + _COUNT_INTERVAL
+        return self._pending
 
     def submit(self, request: Request) -> None:
         """Takes a request. Raises `RequestError`, or `UnavailableError` when none can be taken now."""
@@ -138,10 +220,15 @@ class EngineService(pb_grpc.EngineServicer):
             raise UnavailableError("This core waits for its worker.")
         self._engine.submit(request)
 
-    def end(self, requests: list[Request]) -> None:
-        """Ends requests; those that ended already are left alone."""
+    def end(self, requests: list[Request], reason: str) -> None:
+        """Ends requests, for a reason in one word; those that ended already are left alone."""
         if self._engine is not None and requests:
-            self._engine.end(requests)
+            self._engine.end(requests, reason)
+
+    def rejected(self, error: TercetError) -> None:
+        """Hears that a request was not taken."""
+        if self._observer is not None:
+            self._observer.rejected(pb.ErrorKind.Name(error_kind(error)).removeprefix("ERROR_KIND_").lower())
 
     # ---------------------------------------------------------------------------------------- gRPC
 
@@ -163,13 +250,11 @@ class EngineService(pb_grpc.EngineServicer):
 
     async def Info(self, request: pb.InfoRequest, context: object) -> pb.InfoReply:  # noqa: N802, ARG002
         """Returns what this core is and how loaded."""
-        reason = self._hung or self._draining
-        if not reason and (self._engine is None or not self._engine.has_worker):
-            reason = "waiting for the worker"
+        reason = self.not_ready_reason()
         return pb.InfoReply(
             welcome=self._welcome.result() if self._welcome.done() else None,
             stats=self.stats(),
-            ready=not reason,
+            ready=reason is None,
             not_ready_reason=reason,
         )
 
@@ -234,8 +319,12 @@ def make_server(service: EngineService, settings: CoreSettings) -> tuple[grpc.ai
     pb_grpc.add_EngineServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
     checks = HealthChecks(health.HealthServicer())
     health_pb2_grpc.add_HealthServicer_to_server(checks.servicer, server)
+    tls = None if is_local(settings.listen) else mutual_tls(settings)
     try:
-        server.add_insecure_port(settings.listen)
+        if tls is None:
+            server.add_insecure_port(settings.listen)
+        else:
+            server.add_secure_port(settings.listen, tls.server_credentials())
     except RuntimeError as error:
         raise ConfigurationError(f"cannot listen on {settings.listen}: {error}", param="listen") from error
     return server, checks

@@ -19,7 +19,7 @@ from tercet_shared.lifecycle.report import Reporter
 from tests.fakes.stream_client import Client
 from tests.fakes.worker import FakeWorker
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 class RecordingReporter:

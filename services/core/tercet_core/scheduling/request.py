@@ -11,6 +11,7 @@ from tercet_shared.sampling_params import OFF
 
 if TYPE_CHECKING:
     from tercet_core.scheduling.guides import Guide
+    from tercet_core.tracing import RequestTrace
     from tercet_shared.errors import TercetError
     from tercet_shared.hashing import BlockKey
     from tercet_shared.sampling_params import SamplingParams
@@ -54,6 +55,9 @@ class Request:
         cached_tokens: prompt tokens found in the prefix cache at the first admission.
         admitted: whether it ever ran.
         lost_tokens: tokens computed before the latest preemption, which resuming computes again or finds in the cache.
+        traceparent: W3C trace context of a traced request, or empty.
+        arrived: when it was taken, by ``time.perf_counter``; 0 once it has had its first step.
+        trace: its spans, while it is traced.
     """
 
     front_end: FrontEnd
@@ -75,6 +79,9 @@ class Request:
     cached_tokens: int = 0
     admitted: bool = False
     lost_tokens: int = 0
+    traceparent: str = ""
+    arrived: float = 0.0
+    trace: RequestTrace | None = None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

@@ -71,7 +71,17 @@ class Scheduler:
     @property
     def num_preempted(self) -> int:
         """Those of the waiting requests that have run already."""
-        return sum(request.slot is not None for request in self._state.queue)
+        table = self._state.table
+        return table.max_slots - table.num_free - table.num_running
+
+    def pending_tokens(self) -> int:
+        """Returns how many known tokens are not computed yet, of all requests; looks at each one that waits."""
+        table = self._state.table
+        order = table.order
+        total = int(np.maximum(table.known[order] - table.computed[order], 0).sum())
+        for request in (*self._state.queue, *self._state.aside):
+            total += len(request.tokens) if request.slot is None else int(table.known[request.slot])
+        return total
 
     @property
     def pool(self) -> BlockPool:

@@ -8,18 +8,26 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
 
+from tercet_core.streams.block_feed import BlockFeed
 from tercet_core.streams.encoding import rejected, request_from
 from tercet_core.streams.outbox import Outbox
 from tercet_proto.v1 import engine_pb2 as pb
-from tercet_shared.errors import OverloadedError, RequestError, UnavailableError
+from tercet_shared.errors import OverloadedError, RequestError, TercetError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tercet_core.scheduling.outputs import Output
     from tercet_core.scheduling.request import FrontEnd, Request
+    from tercet_shared.registry.blocks import BlockLog
 
 _log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""The newest version of the stream that this core speaks."""
+
+OLDEST_PROTOCOL = 1
+"""The oldest. What came with a later one are fields that an older peer neither sends nor misses."""
 
 
 class FrameContext(Protocol):
@@ -40,6 +48,13 @@ class Host(Protocol):
 
     model_fingerprint: str
 
+    @property
+    def draining(self) -> str:
+        """Why no new requests are taken, or empty."""
+
+    def block_log(self) -> BlockLog:
+        """Returns where block events are; there is a worker by now."""
+
     async def welcome(self) -> pb.Welcome:
         """Waits until the worker is there and returns what front ends are told about this core."""
 
@@ -49,8 +64,11 @@ class Host(Protocol):
     def submit(self, request: Request) -> None:
         """Takes a request. Raises `RequestError` or `UnavailableError`."""
 
-    def end(self, requests: list[Request]) -> None:
-        """Ends requests; those that ended already are left alone."""
+    def end(self, requests: list[Request], reason: str) -> None:
+        """Ends requests, for a reason in one word; those that ended already are left alone."""
+
+    def rejected(self, error: TercetError) -> None:
+        """Hears that a request was not taken."""
 
 
 class FrontEndConnection:
@@ -66,6 +84,9 @@ class FrontEndConnection:
         self._requests: dict[int, Request] = {}
         self._cut = asyncio.Event()
         self._closing = False
+        self._protocol = PROTOCOL_VERSION
+        self._wants_blocks = False
+        self._blocks: BlockFeed | None = None
 
     @property
     def num_requests(self) -> int:
@@ -79,6 +100,10 @@ class FrontEndConnection:
         self.outbox.put(output)
         if self.outbox.overflowed:
             self._cut.set()
+
+    def renew(self, welcome: pb.Welcome) -> None:
+        """Tells the front end that the core is not what it was."""
+        self.outbox.put_frame(pb.EngineFrame(welcome=self._own(welcome)))
 
     def close(self) -> None:
         """Ends the stream once what waits in the outbox has been written."""
@@ -94,11 +119,14 @@ class FrontEndConnection:
                 return
             if not first.HasField("hello"):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame must be Hello")
-            if first.hello.protocol != PROTOCOL_VERSION:
+            self._protocol = _common_protocol(first.hello)
+            if not self._protocol:
                 await context.abort(
                     grpc.StatusCode.FAILED_PRECONDITION,
-                    f"this core speaks version {PROTOCOL_VERSION} of the stream, not {first.hello.protocol}",
+                    f"this core speaks versions {OLDEST_PROTOCOL} to {PROTOCOL_VERSION} of the stream, the front end "
+                    f"{first.hello.oldest_protocol or first.hello.protocol} to {first.hello.protocol}",
                 )
+            self._wants_blocks = first.hello.block_events
             self.name = first.hello.frontend_id
             _log.info("front end %s connected", self.name)
             await self._exchange(context)
@@ -110,7 +138,7 @@ class FrontEndConnection:
     def _end_requests(self) -> int:
         lost = list(self._requests.values())
         self._requests.clear()
-        self._host.end(lost)
+        self._host.end(lost, "disconnect")
         return len(lost)
 
     async def _exchange(self, context: FrameContext) -> None:
@@ -142,17 +170,21 @@ class FrontEndConnection:
             self._take(frame)
 
     def _take(self, frame: pb.ClientFrame) -> None:
-        leaving: list[pb.Abort | pb.Finish] = [*frame.aborts, *frame.finishes]
-        if leaving:
-            ended = [request for item in leaving if (request := self._find(item.handle, item.attempt)) is not None]
-            for request in ended:
-                self._requests.pop(request.handle, None)  # a frame may name it twice
-            self._host.end(ended)
+        self._leave(frame.aborts, "abort")
+        self._leave(frame.finishes, "stop_string")
         for submit in frame.submits:
             try:
                 self._submit(submit)
             except (RequestError, UnavailableError) as error:
+                self._host.rejected(error)
                 self.outbox.put_frame(pb.EngineFrame(rejected=[rejected(submit.handle, submit.attempt, error)]))
+
+    def _leave(self, items: Iterable[pb.Abort] | Iterable[pb.Finish], reason: str) -> None:
+        ended = [request for item in items if (request := self._find(item.handle, item.attempt)) is not None]
+        for request in ended:
+            self._requests.pop(request.handle, None)  # a frame may name it twice
+        if ended:
+            self._host.end(ended, reason)
 
     def _find(self, handle: int, attempt: int) -> Request | None:
         request = self._requests.get(handle)
@@ -164,10 +196,14 @@ class FrontEndConnection:
         if older is not None:
             if older.attempt >= submit.attempt:
                 raise RequestError("The handle is in use.", param="handle")
-            self._host.end([older])
+            self._host.end([older], "superseded")
             del self._requests[submit.handle]
-        self._host.submit(request)
-        self._requests[submit.handle] = request
+        self._requests[submit.handle] = request  # before: it may end at once
+        try:
+            self._host.submit(request)
+        except TercetError:
+            del self._requests[submit.handle]
+            raise
         if submit.queue_deadline_s > 0:
             asyncio.get_running_loop().call_later(submit.queue_deadline_s, self._expire, request)
 
@@ -176,7 +212,7 @@ class FrontEndConnection:
         if request.admitted or self._requests.get(request.handle) is not request:
             return
         del self._requests[request.handle]
-        self._host.end([request])
+        self._host.end([request], "expired")
         error = OverloadedError("The request has waited for its first step as long as it may.")
         self.outbox.put_frame(pb.EngineFrame(rejected=[rejected(request.handle, request.attempt, error)]))
 
@@ -184,6 +220,8 @@ class FrontEndConnection:
         await self._write_welcome(context)
         while True:
             frames = await self.outbox.take(self._interval) or [pb.EngineFrame()]
+            if self._blocks is not None:
+                frames += self._block_frames(self._blocks)
             frames[-1].stats.CopyFrom(self._host.stats())
             for frame in frames:
                 await context.write(frame)
@@ -198,6 +236,28 @@ class FrontEndConnection:
                 if not welcome.done():
                     await context.write(pb.EngineFrame())  # alive, but without a worker so far
             if welcome.done():
-                await context.write(pb.EngineFrame(welcome=welcome.result()))
+                await context.write(pb.EngineFrame(welcome=self._own(welcome.result())))
+                if self._host.draining:
+                    await context.write(pb.EngineFrame(draining=pb.Draining(reason=self._host.draining)))
+                if self._wants_blocks:
+                    self._blocks = BlockFeed(self._host.block_log())
         finally:
             welcome.cancel()
+
+    def _own(self, welcome: pb.Welcome) -> pb.Welcome:
+        """Returns what this front end is told, in the version that it speaks."""
+        own = pb.Welcome()
+        own.CopyFrom(welcome)
+        own.protocol = self._protocol
+        return own
+
+    @staticmethod
+    def _block_frames(feed: BlockFeed) -> list[pb.EngineFrame]:
+        return [pb.EngineFrame(block_events=events) for events in feed.take(asyncio.get_running_loop().time())]
+
+
+def _common_protocol(hello: pb.Hello) -> int:
+    """Returns the newest version that both sides speak, or 0 where there is none."""
+    newest = min(hello.protocol, PROTOCOL_VERSION)
+    oldest = max(hello.oldest_protocol or hello.protocol, OLDEST_PROTOCOL)
+    return newest if newest >= oldest else 0

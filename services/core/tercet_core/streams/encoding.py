@@ -81,6 +81,7 @@ def request_from(submit: pb.Submit, front_end: FrontEnd, model_fingerprint: str)
         tenant=submit.tenant,
         pooling=pooling,
         grammar=_grammar(submit.grammar) if submit.HasField("grammar") else None,
+        traceparent=submit.traceparent,
     )
 
 
@@ -242,7 +243,7 @@ def _logprobs(values: TokenLogProbs) -> pb.LogProbs:
     )
 
 
-def stats_of(scheduler: Scheduler, step_seconds: float) -> pb.Stats:
+def stats_of(scheduler: Scheduler, step_seconds: float, *, token_seconds: float, pending_tokens: int) -> pb.Stats:
     """Returns the numbers that every front end hears regularly."""
     counters = scheduler.counters
     return pb.Stats(
@@ -256,4 +257,6 @@ def stats_of(scheduler: Scheduler, step_seconds: float) -> pb.Stats:
         preemptions=counters.preemptions,
         recomputed_tokens=counters.recomputed_tokens,
         step_ms=step_seconds * 1e3,
+        token_ms=token_seconds * 1e3,
+        pending_tokens=pending_tokens,
     )
