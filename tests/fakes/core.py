@@ -39,7 +39,7 @@ STOP, LENGTH, ABORT, ERROR = (
     pb.FINISH_REASON_ERROR,
 )
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 """Seconds after which a wait fails: far beyond what anything here takes, also on a loaded machine."""
 
 _OPTIONS = [
@@ -67,6 +67,11 @@ class FakeRequest:
     @property
     def prompt_ids(self) -> list[int]:
         ids: list[int] = np.frombuffer(self.submit.prompt_ids, "<i4").tolist()
+        return ids
+
+    @property
+    def resumed_ids(self) -> list[int]:
+        ids: list[int] = np.frombuffer(self.submit.resumed_ids, "<i4").tolist()
         return ids
 
     @property
@@ -221,6 +226,8 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         unsound: what is wrong with a grammar; the player takes those for which it is None.
         step_seconds: pause between the steps of that engine.
         heartbeat: seconds between empty frames.
+        only_version: the one version of the protocol that it takes in a Hello, as the first release did; 0: any.
+        credentials: for TLS.
         welcome: fields of Welcome that differ from the defaults.
     """
 
@@ -234,10 +241,12 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         unsound: Callable[[pb.Grammar], str | None] = lambda _grammar: None,
         step_seconds: float = 0.0,
         heartbeat: float = 0.5,
+        only_version: int = 0,
+        credentials: grpc.ServerCredentials | None = None,
         **welcome: Any,
     ) -> None:
         fields: dict[str, Any] = {
-            "protocol": 1, "core_id": "fake", "incarnation": "1", "model_name": "model",
+            "protocol": only_version or 2, "core_id": "fake", "incarnation": "1", "model_name": "model",
             "model_fingerprint": "weights", "tokenizer_fingerprint": "tokenizer", "vocab_size": 49_152,
             "block_size": 16, "num_blocks": 1000, "max_slots": 256, "max_model_len": 2048,
             "max_submit_bytes": 1024 * 1024,
@@ -249,6 +258,8 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         self.connections: list[FakeConnection] = []
         self.requests: list[FakeRequest] = []
         self._heartbeat = heartbeat
+        self._only_version = only_version
+        self._credentials = credentials
         self._outputs = outputs
         self._cached = cached
         self._pooled = pooled
@@ -274,7 +285,10 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         """Listens."""
         self._server = grpc.aio.server(options=_OPTIONS)
         engine_pb2_grpc.add_EngineServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        port = self._server.add_insecure_port(self.address)
+        if self._credentials is None:
+            port = self._server.add_insecure_port(self.address)
+        else:
+            port = self._server.add_secure_port(self.address, self._credentials)
         if not self.address.startswith("unix:"):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await self._server.start()
@@ -376,7 +390,9 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         if frame.HasField("hello"):
             connection.frontend_id = frame.hello.frontend_id
             self.connections.append(connection)
-            if self.greets:
+            if self._only_version not in {0, frame.hello.protocol}:
+                connection.end(grpc.StatusCode.FAILED_PRECONDITION, f"this core speaks version {self._only_version}")
+            elif self.greets:
                 connection.send(pb.EngineFrame(welcome=self.welcome))
         for abort in frame.aborts:
             connection.requests[abort.handle].abort_reason = abort.reason
@@ -395,7 +411,7 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         if reason is not None:
             request.reject(pb.ERROR_KIND_INVALID, reason, request.submit.grammar.param)
         else:
-            self._playing[request] = (outputs(request), 0)
+            self._playing[request] = (outputs(request), len(request.resumed_ids))
             self._work.set()
 
     async def _write(self, connection: FakeConnection, context: Any) -> None:
@@ -435,7 +451,8 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         sampling = request.submit.sampling
         if request.submit.pooling != pb.POOLING_NONE:
             return request.row(finish=STOP, pooled=self._pooled, cached=self._cached)
-        if position == 0 and sampling.HasField("prompt_logprobs"):
+        first = position == len(request.resumed_ids)
+        if first and sampling.HasField("prompt_logprobs"):
             # In two runs, of which the second repeats the end of the first, as after a preemption.
             last = len(request.prompt_ids) - 1
             half = last // 2
@@ -452,7 +469,7 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
             finish=STOP if stops else LENGTH if last_one else None,
             stop_id=token if stops else -1,
             cached=self._cached,
-            starts=self._cached if position == 0 else None,
+            starts=self._cached if first else None,
             scores=[scored(position, token, sampling.logprobs)] if sampling.HasField("logprobs") else None,
         )
 

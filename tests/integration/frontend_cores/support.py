@@ -3,13 +3,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tercet_frontend.cores import StaticCores, StreamOptions
+from tercet_frontend.cores import CorePool, StaticCores, StreamOptions
 from tercet_frontend.cores.interface import GenerationRequest
 from tercet_frontend.routing import routing_policy
 from tercet_shared.sampling_params import SamplingParams
 from tests.fakes.core import TIMEOUT, ids_column
+
+if TYPE_CHECKING:
+    from tercet_frontend.cores.generation import StreamGeneration
+    from tercet_frontend.cores.interface import Finished
 
 
 def request(*prompt: int, request_id: str = "r", **sampling: Any) -> GenerationRequest:
@@ -19,7 +23,18 @@ def request(*prompt: int, request_id: str = "r", **sampling: Any) -> GenerationR
     )
 
 
-async def until(cores: StaticCores, condition: Callable[[], object]) -> None:
+async def collect(generation: StreamGeneration) -> tuple[list[int], Finished]:
+    """All tokens of a choice, to its end."""
+    ids: list[int] = []
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            tokens = await generation.next()
+            ids += tokens.ids
+            if tokens.finished is not None:
+                return ids, tokens.finished
+
+
+async def until(cores: CorePool, condition: Callable[[], object]) -> None:
     """Waits for a condition on the state of the streams."""
     async with asyncio.timeout(TIMEOUT):
         while not condition():
@@ -34,7 +49,7 @@ async def open_cores(*addresses: str, **options: Any) -> AsyncIterator[StaticCor
         names=["model"],
         tokenizer_fingerprint="tokenizer",
         policy=routing_policy("least_loaded"),
-        options=StreamOptions(**({"heartbeat_timeout": 20.0, "backoff_limit": 0.1} | options)),
+        options=StreamOptions(**({"heartbeat_timeout": 20.0, "backoff_first": 0.01, "backoff_limit": 0.1} | options)),
         frontend_id="frontend",
     )
     run = asyncio.create_task(cores.run())

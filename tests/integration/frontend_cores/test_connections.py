@@ -16,6 +16,8 @@ from tercet_frontend.cores.interface import Finished, FinishReason, ServedModel,
 from tercet_frontend.cores.stream import CoreState
 from tercet_frontend.routing import routing_policy
 from tercet_shared.errors import ConfigurationError, UnavailableError
+from tercet_shared.mtls import MutualTls
+from tests.fakes.certificates import Authority
 from tests.fakes.core import STOP, TIMEOUT, FakeCore
 from tests.integration.frontend_cores.support import open_cores, request, until
 
@@ -38,13 +40,6 @@ async def works(core: FakeCore, cores: StaticCores) -> None:
         assert await generation.next() == Tokens([5], Finished(FinishReason.STOP, None, 0))
 
 
-async def take_all(generation: Any, ids: list[int]) -> None:
-    """Adds tokens to ``ids`` until there is an error."""
-    async with asyncio.timeout(TIMEOUT):
-        while True:
-            ids += (await generation.next()).ids
-
-
 async def fails(generation: Any) -> None:
     async with asyncio.timeout(TIMEOUT):
         with pytest.raises(UnavailableError):
@@ -56,7 +51,8 @@ async def fails(generation: Any) -> None:
 async def test_hello_comes_first(core: FakeCore, cores: StaticCores) -> None:
     connection = await core.connected()
     hello = connection.frames[0].hello
-    assert (hello.frontend_id, hello.protocol) == ("frontend", 1)
+    assert (hello.frontend_id, hello.protocol, hello.oldest_protocol) == ("frontend", 2, 1)
+    assert not hello.block_events
     assert cores.models() == [ServedModel("model", 2048, 49_152)]
 
 
@@ -64,6 +60,19 @@ async def test_over_a_unix_socket(tmp_path: Path) -> None:
     async with FakeCore(f"unix:{tmp_path}/core.sock") as core, open_cores(core.address) as cores:
         await cores.wait_until_ready()
         await works(core, cores)
+
+
+async def test_over_mutual_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    front_end, server = authority.issue("frontend"), authority.issue("core")
+    tls = MutualTls(server.chain, server.key, authority.certificate.chain)
+    async with FakeCore(credentials=tls.server_credentials()) as core:
+        own = MutualTls(front_end.chain, front_end.key, authority.certificate.chain)
+        async with open_cores(core.address, tls=own) as cores, open_cores(core.address) as plain:
+            await cores.wait_until_ready()
+            await works(core, cores)
+            await until(plain, lambda: "cannot be reached" in (plain.not_ready_reason() or ""))
+        assert len(core.connections) == 1
 
 
 async def test_a_core_that_comes_later(tmp_path: Path) -> None:
@@ -83,16 +92,18 @@ async def test_a_core_that_dies_and_returns(core: FakeCore, cores: StaticCores) 
     received = await core.next_requests(3)
     received[0].send(7)
     assert (await generations[0].next()).ids == [7]
-    waiting = asyncio.create_task(fails(generations[1]))
     await core.kill()
-    await waiting
-    await fails(generations[0])
-    await fails(generations[2])
-    assert cores.not_ready_reason() is not None
+    await until(cores, lambda: cores.not_ready_reason() is not None)
+    with pytest.raises(UnavailableError):  # who is new does not wait
+        cores.submit(request())
     await core.start()
-    await cores.wait_until_ready()
+    again = {each.prompt_ids[0]: each for each in await core.next_requests(3)}
+    assert [again[n].resumed_ids for n in range(3)] == [[7], [], []]
+    assert min(each.handle for each in again.values()) > received[-1].handle  # handles are not used again
+    core.step([each.row(8, finish=STOP) for each in again.values()])
+    for generation in generations:
+        assert await generation.next() == Tokens([8], Finished(FinishReason.STOP, None, 0))
     await works(core, cores)
-    assert core.requests[-1].handle > received[-1].handle  # handles are not used again
 
 
 async def test_tokens_that_came_before_the_core_died_are_not_lost(core: FakeCore, cores: StaticCores) -> None:
@@ -101,9 +112,8 @@ async def test_tokens_that_came_before_the_core_died_are_not_lost(core: FakeCore
     core.step([received.row(1, 2), marker.row(3)])
     assert (await other.next()).ids == [3]
     await core.kill()
-    await fails(other)
+    await until(cores, lambda: cores.not_ready_reason() is not None)
     assert await generation.next() == Tokens([1, 2], None)
-    await fails(generation)
 
 
 async def test_a_choice_that_ended_before_the_core_died_keeps_its_end(core: FakeCore, cores: StaticCores) -> None:
@@ -112,8 +122,11 @@ async def test_a_choice_that_ended_before_the_core_died_keeps_its_end(core: Fake
     core.step([a.row(1, finish=STOP), b.row(2)])
     await other.next()
     await core.kill()
-    await fails(other)
+    await until(cores, lambda: cores.not_ready_reason() is not None)
     assert (await ended.next()).finished is not None
+    await core.start()
+    assert (await core.next_request()).prompt_ids == [2]  # and nothing else comes again
+    await works(core, cores)
 
 
 _CORE_PROCESS = """
@@ -132,17 +145,23 @@ asyncio.run(main())
 async def test_a_core_process_that_is_killed_or_hangs(tmp_path: Path, number: int) -> None:
     address = f"unix:{tmp_path}/core.sock"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", _CORE_PROCESS, address, cwd=_ROOT)
+    other = FakeCore(f"unix:{tmp_path}/other.sock", outputs=lambda _: range(1_000_000))
     try:
-        async with open_cores(address, heartbeat_interval=0.5, heartbeat_timeout=2.0) as cores:
+        async with open_cores(address, other.address, heartbeat_interval=0.5, heartbeat_timeout=2.0) as cores:
             await cores.wait_until_ready()
             generations = [cores.submit(request(max_tokens=1_000_000)) for _ in range(3)]
             ids = {generation: (await generation.next()).ids for generation in generations}
+            await other.start()
             process.send_signal(number)
+            resumed = await other.next_requests(3)
             for generation in generations:
-                with pytest.raises(UnavailableError):
-                    await take_all(generation, ids[generation])
+                before = len(ids[generation])
+                while len(ids[generation]) < before + 50 or not generation.attempt:
+                    ids[generation] += (await generation.next()).ids
                 assert ids[generation] == list(range(len(ids[generation])))
+            assert [each.submit.attempt for each in resumed] == [1, 1, 1]
     finally:
+        await other.kill()
         if process.returncode is None:
             process.kill()
         await process.wait()
@@ -156,10 +175,10 @@ async def test_a_stream_that_the_core_ends(core: FakeCore, cores: StaticCores, c
     generation = cores.submit(request())
     await core.next_request()
     core.connections[0].end(code, "outbox full")
-    await fails(generation)
-    await core.connected(2)
-    await cores.wait_until_ready()
-    await works(core, cores)
+    again = await core.next_request()
+    assert again.connection is core.connections[1]
+    again.send(5, finish=STOP)
+    assert (await generation.next()).ids == [5]
 
 
 async def test_a_core_that_is_not_ready_says_why() -> None:
@@ -180,12 +199,11 @@ async def test_a_silent_core_counts_as_dead() -> None:
         generation = cores.submit(request())
         await core.next_request()
         core.go_silent()
-        await fails(generation)
-        assert "silent" in (cores.not_ready_reason() or "")
+        await until(cores, lambda: "silent" in (cores.not_ready_reason() or ""))
         await core.wait_for(lambda: core.connections[0].closed)  # the stream is given up, not just forgotten
         core.speak()
-        await cores.wait_until_ready()
-        await works(core, cores)
+        (await core.next_request()).send(5, finish=STOP)
+        assert (await generation.next()).ids == [5]
 
 
 async def test_a_core_that_never_greets_counts_as_dead() -> None:
@@ -218,23 +236,47 @@ async def test_a_core_with_heartbeats_and_without_work_lives() -> None:
         assert len(core.connections) == 1
 
 
-@pytest.mark.parametrize(
-    ("welcome", "reason"), [({"tokenizer_fingerprint": "other"}, "tokenizer differs"), ({"protocol": 2}, "version 2")]
-)
-async def test_a_core_that_does_not_suit_is_not_used(welcome: dict[str, Any], reason: str) -> None:
-    async with FakeCore(**welcome) as core, open_cores(core.address) as cores:
-        await until(cores, lambda: reason in (cores.not_ready_reason() or ""))
+async def test_a_core_of_an_unknown_version_is_not_used() -> None:
+    async with FakeCore(protocol=3) as core, open_cores(core.address) as cores:
+        await until(cores, lambda: "version 3" in (cores.not_ready_reason() or ""))
         assert cores.streams[0].state is CoreState.REFUSED
-        with pytest.raises(UnavailableError, match=reason):
+        with pytest.raises(UnavailableError, match="version 3"):
             cores.submit(request())
-        core.welcome.protocol, core.welcome.tokenizer_fingerprint = 1, "tokenizer"  # replaced by one that suits
+        core.welcome.protocol = 2  # replaced by one that suits
         await cores.wait_until_ready()
+
+
+async def test_a_core_with_another_tokenizer_is_not_used() -> None:
+    async with FakeCore(tokenizer_fingerprint="other") as core, open_cores(core.address) as cores:
+        await until(cores, lambda: "tokenizer differs" in (cores.not_ready_reason() or ""))
+        with pytest.raises(UnavailableError, match="tokenizer differs"):
+            cores.submit(request())
+        assert cores.models() == []
+        await core.kill()
+        core.welcome.tokenizer_fingerprint = "tokenizer"
+        await core.start()
+        await cores.wait_until_ready()
+        await works(core, cores)
+
+
+async def test_a_core_of_the_first_version() -> None:
+    async with FakeCore(only_version=1) as old, open_cores(old.address) as cores:
+        await cores.wait_until_ready()
+        assert [connection.frames[0].hello.protocol for connection in old.connections] == [2, 1]
+        assert old.connections[1].frames[0].hello.oldest_protocol == 0  # word for word as that version said it
+        await works(old, cores)
+
+
+async def test_a_core_that_refuses_every_version() -> None:
+    async with FakeCore(only_version=9) as core, open_cores(core.address) as cores:
+        await until(cores, lambda: cores.streams[0].state is CoreState.REFUSED)
+        assert "speaks version 9" in (cores.not_ready_reason() or "")
 
 
 async def test_a_core_that_does_not_suit_harms_no_other(core: FakeCore) -> None:
     async with FakeCore(tokenizer_fingerprint="other") as other, open_cores(other.address, core.address) as cores:
         await cores.wait_until_ready()
-        await until(cores, lambda: cores.streams[0].state is CoreState.REFUSED)
+        await until(cores, lambda: cores.streams[0].info is not None)
         for _ in range(3):
             await works(core, cores)
         assert other.requests == []
@@ -273,7 +315,6 @@ async def test_requests_go_to_the_least_loaded() -> None:
         for generation in generations:
             if generation.request.prompt_ids[0] in (a.requests[0].prompt_ids[0], marker.prompt_ids[0]):
                 await generation.next()
-        assert cores.streams[0].load == 10
         for n in range(6):
             cores.submit(request(100 + n))
         assert [received.prompt_ids[0] for received in await b.next_requests(6)] == list(range(100, 106))

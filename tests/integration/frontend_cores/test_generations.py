@@ -16,27 +16,14 @@ from tercet_shared.errors import (
     InvalidRequestError,
     OverloadedError,
     TercetError,
-    UnavailableError,
 )
-from tests.fakes.core import ABORT, LENGTH, STOP, TIMEOUT, FakeCore, step_frame
-from tests.integration.frontend_cores.support import open_cores, request
+from tests.fakes.core import ABORT, LENGTH, STOP, FakeCore, step_frame
+from tests.integration.frontend_cores.support import collect, open_cores, request
 
 if TYPE_CHECKING:
     from tercet_frontend.cores import StaticCores
-    from tercet_frontend.cores.generation import StreamGeneration
 
 ENDED = Finished(FinishReason.STOP, None, 0)
-
-
-async def collect(generation: StreamGeneration) -> tuple[list[int], Finished]:
-    """All tokens of a choice, to its end."""
-    ids: list[int] = []
-    async with asyncio.timeout(TIMEOUT):
-        while True:
-            tokens = await generation.next()
-            ids += tokens.ids
-            if tokens.finished is not None:
-                return ids, tokens.finished
 
 
 async def test_a_submit_carries_the_whole_request(core: FakeCore, cores: StaticCores) -> None:
@@ -140,7 +127,6 @@ async def test_one_reader_at_a_time(cores: StaticCores) -> None:
         (pb.ERROR_KIND_INVALID, InvalidRequestError),
         (pb.ERROR_KIND_CONTEXT_LENGTH, ContextLengthError),
         (pb.ERROR_KIND_OVERLOADED, OverloadedError),
-        (pb.ERROR_KIND_UNAVAILABLE, UnavailableError),
         (pb.ERROR_KIND_INTERNAL, InternalError),
         (pb.ERROR_KIND_UNSPECIFIED, InternalError),
     ],
@@ -307,9 +293,10 @@ async def test_a_malformed_frame_ends_the_stream(core: FakeCore, cores: StaticCo
     for name, value in damage.items():
         setattr(frame.step, name, value)
     core.connections[0].send(frame)
-    with pytest.raises(UnavailableError):
-        await generation.next()
-    await core.connected(2)  # and it is opened again
+    again = await core.next_request()  # on a new stream, and nothing of the frame was used
+    assert (again.connection, again.resumed_ids) == (core.connections[1], [])
+    again.send(1, finish=STOP)
+    assert await collect(generation) == ([1], ENDED)
 
 
 async def test_the_playing_core(core: FakeCore) -> None:

@@ -18,15 +18,12 @@ from tercet_shared.errors import (
     TercetError,
     UnavailableError,
 )
-from tercet_shared.sampling_params import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from tercet_frontend.cores.interface import GenerationRequest
-    from tercet_shared.sampling_params import SamplingParams
 
 FINISH_REASONS: Mapping[int, FinishReason] = {
     engine_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -58,11 +55,13 @@ class CoreInfo:
     max_slots: int
     max_model_len: int
     max_submit_bytes: int
+    served_names: tuple[str, ...]
 
     @classmethod
     def of(cls, welcome: engine_pb2.Welcome) -> CoreInfo:
         """Returns what ``welcome`` says."""
-        return cls(**{name: getattr(welcome, name) for name in cls.__slots__})
+        plain = {name: getattr(welcome, name) for name in cls.__slots__ if name != "served_names"}
+        return cls(**plain, served_names=tuple(welcome.served_names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,8 @@ class CoreStats:
     preemptions: int = 0
     recomputed_tokens: int = 0
     step_ms: float = 0.0
+    pending_tokens: int = 0
+    token_ms: float = 0.0
 
     @classmethod
     def of(cls, stats: engine_pb2.Stats) -> CoreStats:
@@ -214,50 +215,3 @@ def _check_rows(rows: npt.NDArray[np.int32], n: int) -> None:
 def error_of(kind: int, message: str, param: str) -> TercetError:
     """Returns the error that a core reported; kinds that are not known are faults of ours."""
     return _ERRORS.get(kind, InternalError)(message or "The request failed.", param=param or None)
-
-
-def submit_message(request: GenerationRequest, handle: int) -> engine_pb2.Submit:
-    """Returns the Submit of a request's first attempt."""
-    grammar = request.grammar
-    return engine_pb2.Submit(
-        handle=handle,
-        request_id=request.request_id,
-        prompt_ids=request.prompt_ids.astype("<i4", copy=False).tobytes(),
-        sampling=_sampling(request.params),
-        queue_deadline_s=request.queue_timeout,
-        tenant=request.tenant,
-        priority=request.priority,
-        traceparent=request.traceparent,
-        cache_salt=request.cache_salt,
-        grammar=None
-        if grammar is None
-        else engine_pb2.Grammar(
-            kind=grammar.kind.value,  # type: ignore[arg-type]  # the enum's values are the wire's
-            text=grammar.text,
-            param=grammar.param,
-        ),
-        pooling=request.pooling.value,  # type: ignore[arg-type]  # likewise
-    )
-
-
-def _sampling(params: SamplingParams) -> engine_pb2.Sampling:
-    return engine_pb2.Sampling(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        eos_token_ids=params.eos_token_ids,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=None if params.repetition_penalty == 1.0 else params.repetition_penalty,
-        bias_ids=[token for token, _ in params.logit_bias],
-        bias_values=[value for _, value in params.logit_bias],
-        allowed_token_ids=params.allowed_token_ids,
-        bad_words=[engine_pb2.TokenIds(ids=word) for word in params.bad_words],
-        logprobs=None if params.logprobs == OFF else params.logprobs,
-        prompt_logprobs=None if params.prompt_logprobs == OFF else params.prompt_logprobs,
-    )

@@ -105,6 +105,7 @@ class GenerationRequest:
         grammar: what the output must look like, or None.
         pooling: not NONE: the request yields one vector and no token.
         queue_timeout: seconds that it may wait for its first step; 0: no limit.
+        session: what belongs together, for routing by session; or empty.
     """
 
     request_id: str
@@ -118,13 +119,14 @@ class GenerationRequest:
     grammar: Grammar | None = None
     pooling: Pooling = Pooling.NONE
     queue_timeout: float = 0.0
+    session: str = ""
 
 
 class Generation(Protocol):
     """One choice's tokens, from its submission to its one terminal event.
 
     The terminal event is either a `Tokens` whose ``finished`` is set, or a `TercetError` raised by `next` (refused,
-    core gone, failed). After it, `finish` and `abort` do nothing.
+    no core left, failed). After it, `finish` and `abort` do nothing.
     """
 
     async def next(self) -> Tokens:

@@ -5,24 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tercet_shared.config import Common
+from tercet_shared.mtls import channel_options, mutual_tls
 
-PROTOCOL_VERSION = 1
-"""Of ``tercet.v1`` as this package speaks it; Hello and Welcome carry it."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tercet_shared.config import FrontendSettings
+    from tercet_shared.mtls import MutualTls
+
+PROTOCOL_VERSION = 2
+"""Of ``tercet.v1`` as this package speaks it best; Hello and Welcome carry it."""
+
+OLDEST_PROTOCOL = 1
+"""The oldest version that it speaks as well, so that front ends and cores can be replaced one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Settings of one stream; times in seconds.
+    """Settings of the streams and of what happens when one is lost; times in seconds.
 
     Attributes:
         heartbeat_interval: a frame is sent at least this often.
         heartbeat_timeout: silence after which the core counts as dead.
         connect_timeout: one attempt to connect.
-        backoff_first: before the second attempt; doubles with each failure.
+        backoff_first: before the second attempt, of a connection or of a request; doubles with each failure.
         backoff_limit: longest wait between attempts.
         max_message_bytes: largest frame in either direction.
+        max_attempts: cores that may be lost while they run a request before it is given up.
+        migration_timeout: how long a request that lost its core may wait for another one.
+        linger: how long the stream to a core that left the registry is kept while it works and has nothing to do.
+        tls: certificates for channels that leave the machine; None connects in plain text.
+        tls_arguments: gRPC's channel arguments for them.
     """
 
     heartbeat_interval: float = 1.0
@@ -31,14 +44,27 @@ class StreamOptions:
     backoff_first: float = 0.05
     backoff_limit: float = 2.0
     max_message_bytes: int = 32 * 1024 * 1024
+    max_attempts: int = 3
+    migration_timeout: float = 30.0
+    linger: float = 10.0
+    tls: MutualTls | None = None
+    tls_arguments: Sequence[tuple[str, str]] = ()
 
     @classmethod
-    def of(cls, settings: Common) -> StreamOptions:
-        """Returns the options that a service's settings ask for."""
+    def of(cls, settings: FrontendSettings) -> StreamOptions:
+        """Returns the options that the front end's settings ask for.
+
+        Raises:
+            ConfigurationError: the certificates cannot be used.
+        """
         return cls(
             heartbeat_interval=settings.heartbeat_interval,
             heartbeat_timeout=settings.heartbeat_timeout,
             max_message_bytes=int(settings.max_message_bytes),
+            max_attempts=settings.max_attempts,
+            migration_timeout=settings.migration_timeout,
+            tls=mutual_tls(settings),
+            tls_arguments=channel_options(settings),
         )
 
     def channel_arguments(self) -> list[tuple[str, int]]:

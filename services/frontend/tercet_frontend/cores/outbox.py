@@ -50,11 +50,12 @@ class Outbox:
         self._finishes.append(engine_pb2.Finish(handle=handle, attempt=attempt, output_tokens=output_tokens))
         self._filled.set()
 
-    def clear(self) -> None:
-        """Forgets everything, with the connection for which it was meant."""
+    def clear(self) -> set[int]:
+        """Forgets everything, with the connection for which it was meant. Returns the handles that were not written."""
         self._aborts.clear()
         self._finishes.clear()
-        self._submits.clear()
+        unwritten, self._submits = set(self._submits), {}
+        return unwritten
 
     async def wait(self, timeout: float) -> None:  # noqa: ASYNC109  # running out is a normal end here
         """Returns when there is something to write, or after ``timeout`` seconds."""

@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING
 
 from tercet_frontend.cores.frames import FINISH_REASONS, StepColumns, error_of, step_columns, token_logprobs
 from tercet_frontend.cores.interface import Finished
-from tercet_shared.errors import InternalError, UnavailableError
+from tercet_frontend.cores.journey import Loss
+from tercet_shared.errors import InternalError, OverloadedError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tercet_frontend.cores.generation import StreamGeneration
     from tercet_proto.v1 import engine_pb2
+    from tercet_shared.errors import TercetError
 
 
 class GenerationTable:
-    """Generations from their submission to their end. Rows for others (given up, ended, older attempts) are ignored."""
+    """Generations while they are on the core. Rows for others (given up, ended, older attempts) are ignored.
 
-    def __init__(self) -> None:
+    Args:
+        lost: is given those that this core does not go on with and that another one may, and why.
+    """
+
+    def __init__(self, lost: Callable[[StreamGeneration, Loss, str], None]) -> None:
         self._by_handle: dict[int, StreamGeneration] = {}
+        self._lost = lost
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -88,21 +97,31 @@ class GenerationTable:
                 stop_id = columns.finish_stop_ids[entry]
                 generation.end(Finished(reason, stop_id if stop_id >= 0 else None, columns.finish_cached[entry]))
             elif row in errors:
-                generation.fail(error_of(errors[row].kind, errors[row].message, errors[row].param))
+                error = error_of(errors[row].kind, errors[row].message, errors[row].param)
+                self._fail(generation, error, Loss.ENDED)
             else:
                 generation.fail(InternalError("The core ended the request without saying why."))
 
     def reject(self, rejected: engine_pb2.Rejected) -> None:
-        """Ends a generation that the core did not take."""
+        """Takes back a generation that the core did not take."""
         generation = self._take(rejected.handle, rejected.attempt)
         if generation is not None:
-            generation.fail(error_of(rejected.kind, rejected.message, rejected.param))
+            error = error_of(rejected.kind, rejected.message, rejected.param)
+            self._fail(generation, error, Loss.REJECTED)
 
-    def fail_all(self, message: str) -> None:
-        """Ends every generation with `UnavailableError`: the core is gone, or the front end is leaving it."""
+    def take_all(self) -> list[StreamGeneration]:
+        """Removes and returns every generation: the core is gone."""
         lost, self._by_handle = self._by_handle, {}
-        for generation in lost.values():
-            generation.fail(UnavailableError(message))
+        return list(lost.values())
+
+    def _fail(self, generation: StreamGeneration, error: TercetError, loss: Loss) -> None:
+        # A full core refuses who is new. Who has begun elsewhere was let in already.
+        begun = loss is Loss.REJECTED and bool(generation.received)
+        elsewhere = begun or not isinstance(error, OverloadedError)
+        if isinstance(error, UnavailableError) and elsewhere:
+            self._lost(generation, loss, error.message)
+        else:
+            generation.fail(error)
 
     def _find(self, handle: int, attempt: int) -> StreamGeneration | None:
         generation = self._by_handle.get(handle)
