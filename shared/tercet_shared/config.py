@@ -7,15 +7,19 @@ Nothing else in Tercet reads the environment for settings. Each service parses i
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliPositionalArg, NoDecode, SettingsConfigDict, SettingsError
 
 from tercet_shared.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 MiB = 1024 * 1024
 
@@ -33,6 +37,27 @@ def _split(value: object) -> object:
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 """Several values: a flag that is given several times, or one environment variable with commas or as a JSON list."""
+
+
+def _split_sources(value: object) -> object:
+    """As `_split`, but a comma between double quotes is part of a path."""
+    if not isinstance(value, str) or value.startswith("["):
+        return _split(value)
+    return [part.strip() for part in next(csv.reader([value], skipinitialspace=True), []) if part.strip()]
+
+
+def _split_weights(value: object) -> object:
+    """As `_split`, but what has no name belongs to what is before it: ``NAME=MODEL:WEIGHT,MODEL:WEIGHT``."""
+    if not isinstance(value, str) or value.startswith("["):
+        return _split(value)
+    splits: list[str] = []
+    for part in (part.strip() for part in value.split(",")):
+        if splits and "=" not in part:
+            splits[-1] += f",{part}"
+        elif part:
+            splits.append(part)
+    return splits
+
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -52,6 +77,40 @@ class Common(BaseModel):
         ByteSize(32 * MiB), ge=1 * MiB, description="Largest gRPC message between front end and core."
     )
     grace: Seconds = Field(3.0, description="Seconds that accepted requests may take to finish after SIGTERM.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="How lines of the log are written; json has the ids of traces."
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="Port of /metrics for Prometheus, and of /livez and /readyz; 0 takes a free one, none is the "
+        "default. `tercet serve` gives it to the front end, the next to the core, then to the worker, then to further "
+        "front ends.",
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of /metrics.")
+    otlp_endpoint: str | None = Field(
+        None,
+        description="Collector of traces and metrics (OTLP over gRPC), as http://host:4317; by default that of "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.",
+    )
+    trace_ratio: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of requests that are traced where there is a collector; the decision of a request's own "
+        "traceparent comes first.",
+    )
+    mtls_cert: Path | None = Field(
+        None,
+        description="Certificate chain (PEM) with which front ends and cores identify themselves to each other; not on "
+        "Unix sockets.",
+    )
+    mtls_key: Path | None = Field(None, description="Its private key (PEM, not encrypted).")
+    mtls_ca: Path | None = Field(None, description="Issuers (PEM) of the certificates that the other side must show.")
+    mtls_name: str | None = Field(
+        None, description="Name in the certificates of cores, where it is not the address that they are reached at."
+    )
 
 
 class ModelChoice(BaseModel):
@@ -130,6 +189,7 @@ class FrontendOptions(BaseModel):
         False, description="Let requests bring a chat template of their own, which runs in the server."
     )
     chat_page: bool = Field(True, description="Serve a page to chat with the model at /.")
+    dashboard: bool = Field(True, description="Serve a page that shows what happens now at /dashboard.")
 
 
 class SchedulerOptions(BaseModel):
@@ -202,7 +262,7 @@ class WorkerOptions(BaseModel):
 MAX_FRONTENDS = 64
 
 _POSITIONAL = "model"
-"""Where it is required; elsewhere it is a flag like others."""
+"""In the core it is a flag like others, which has None for a default."""
 
 
 class _Settings(BaseSettings):
@@ -227,8 +287,8 @@ class _Settings(BaseSettings):
         flags: list[str] = []
         for name, info in type(self).model_fields.items():
             value = getattr(self, name)
-            if name == _POSITIONAL and info.is_required():
-                positional.append(str(value))
+            if _is_positional(name, info):
+                positional.extend([_quoted(item) for item in value] if isinstance(value, list) else [str(value)])
             elif value == info.get_default(call_default_factory=True) or value is None:
                 continue
             elif isinstance(value, bool):
@@ -248,6 +308,14 @@ class _Settings(BaseSettings):
 S = TypeVar("S", bound=_Settings)
 
 
+def _is_positional(name: str, info: FieldInfo) -> bool:
+    return name == _POSITIONAL and info.default is not None
+
+
+def _quoted(source: str) -> str:
+    return f'"{source}"' if "," in source else source
+
+
 def _plain(value: object) -> str:
     return str(int(value)) if isinstance(value, ByteSize) else str(value)
 
@@ -264,24 +332,58 @@ def _defaults(kind: type[_Settings]) -> dict[str, Any]:
     }
 
 
-class FrontendSettings(_Settings, Common, ModelChoice, FrontendOptions):
+class FrontendSettings(_Settings, Common, FrontendOptions):
     """The front end: OpenAI-style HTTP in, token streams out."""
 
     model_config = SettingsConfigDict(cli_prog_name="tercet frontend")
     EXAMPLES = """\
   tercet frontend --core 127.0.0.1:8100 ./checkpoint
   tercet frontend --core 10.0.0.1:8100 --core 10.0.0.2:8100 --host 0.0.0.0 HuggingFaceTB/SmolLM2-135M-Instruct
+  TERCET_REDIS_URL=redis://10.0.0.9 tercet frontend --model-alias chat=smollm2 --model-split new=smollm2:0.9,smollm3:0.1
 """
 
+    model: CliPositionalArg[Annotated[list[str], NoDecode, BeforeValidator(_split_sources)]] = Field(
+        default_factory=list,
+        description="Models to serve, as SOURCE or NAME=SOURCE: a directory of a Hugging Face checkpoint, a GGUF file, "
+        "or a model id of the hub. With Redis, models that cores announce come by themselves.",
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub model; for one MODEL alone.")
+    model_alias: Names = Field(default_factory=list, description="Another name for a model, as NAME=MODEL.")
+    model_split: Annotated[list[str], NoDecode, BeforeValidator(_split_weights)] = Field(
+        default_factory=list,
+        description="A name whose requests are divided among models, as NAME=MODEL:WEIGHT,MODEL:WEIGHT.",
+    )
+    max_discovered_models: int = Field(
+        16, ge=0, le=1_000, description="Models that cores announce whose tokenizers are kept at once."
+    )
     core: Names = Field(
         default_factory=list,
         description="Addresses of the cores, as host:port or unix:/path; without Redis these are all.",
     )
     redis_url: str | None = Field(
         None,
-        description="Redis that keeps responses for what follows them, and counts quotas for all front ends, as "
-        "redis://host:port/0; best given in the environment, as it may hold a password. Without it both are kept in "
-        "the process.",
+        description="Redis in which cores are found, that keeps responses for what follows them, and counts quotas for "
+        "all front ends, as redis://host:port/0; best given in the environment, as it may hold a password. Without it "
+        "cores are those of --core, and the rest is kept in the process.",
+    )
+    redis_prefix: str = Field("tercet", min_length=1, max_length=64, description="What the registry's keys begin with.")
+    discover_cores: bool = Field(
+        True, description="With Redis: use the cores that register there, besides those of --core."
+    )
+    routing_policy: Literal["prefix", "least_loaded", "round_robin", "session"] = Field(
+        "prefix", description="How the core of a request is chosen (docs/fleet.md)."
+    )
+    max_attempts: int = Field(
+        3, ge=1, le=100, description="Cores that may be lost while they run a request before it is given up."
+    )
+    migration_timeout: Seconds = Field(
+        30.0, description="Seconds in which a request whose core is gone must find another one."
+    )
+    drain_delay: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="Seconds after SIGTERM in which new requests are still served while /readyz says 503 already.",
     )
     api_keys_redis: bool = Field(
         False, description="Look for API keys in Redis too. (Quotas are counted there wherever there is a Redis.)"
@@ -313,14 +415,22 @@ class CoreSettings(_Settings, Common, SchedulerOptions, LimitOptions):
         None, description="The worker's model, whose tokenizer grammars need; without it they are refused."
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
-    metrics_port: int | None = Field(
-        None,
-        ge=0,
-        le=65_535,
-        description="Port of /metrics for Prometheus; 0 takes a free one, none is the default.",
-    )
-    metrics_host: str = Field("127.0.0.1", description="Address of /metrics.")
     core_id: str | None = Field(None, description="Name of this core; by default one is made up at each start.")
+    served_model_name: Names = Field(
+        default_factory=list,
+        description="Names under which front ends serve this core's model; by default its own, as the worker found it.",
+    )
+    redis_url: str | None = Field(
+        None,
+        description="Redis in which this core registers for front ends to find it, as redis://host:port/0; best given "
+        "in the environment, as it may hold a password.",
+    )
+    redis_prefix: str = Field("tercet", min_length=1, max_length=64, description="What the registry's keys begin with.")
+    advertise: str | None = Field(
+        None,
+        description="Address that is registered, as host:port or unix:/path; by default that of --listen, unless it "
+        "stands for several.",
+    )
     worker_timeout: Seconds = Field(600.0, description="Seconds to wait for the worker to connect after the start.")
 
 
@@ -368,7 +478,7 @@ def parse(kind: type[S], argv: list[str]) -> S:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""  # of a list: not which of its values
-        positional = name == _POSITIONAL and kind.model_fields[name].is_required()
+        positional = name in kind.model_fields and _is_positional(name, kind.model_fields[name])
         flag = name.upper() if positional else f"--{_kebab(name)} (TERCET_{name.upper()})"
         raise ConfigurationError(f"{flag}: {first['msg']}.", param=name) from error
 

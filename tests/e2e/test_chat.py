@@ -104,7 +104,9 @@ def test_tokens_are_streamed_as_they_come(serving: Serving) -> None:
         http.stream("POST", f"{serving.url}/v1/chat/completions", json=body) as reply,
     ):
         assert reply.headers["content-type"].startswith("text/event-stream")
-        arrivals = [(time.monotonic(), line.removeprefix("data: ")) for line in reply.iter_lines() if line]
+        arrivals = [
+            (time.monotonic(), line.removeprefix("data: ")) for line in reply.iter_lines() if line.startswith("data: ")
+        ]
     events = [event for _, event in arrivals]
     assert events[-1] == "[DONE]"
     content = [when for when, event in arrivals if '"content":"' in event]

@@ -1,18 +1,12 @@
-"""The chat page in a real browser (headless Chromium), before a real front end; skipped where there is none.
-
-On Debian: ``apt-get install chromium``; the client library is in the group ``test`` of pyproject.toml.
-"""
+"""The chat page in a real browser, before a real front end."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
@@ -21,23 +15,12 @@ from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.checkpoint import Checkpoint
 from tercet_tools.chat.conversation import Conversation, Message, load
 from tests.contract.frontend.conftest import EOS, MODEL, running
+from tests.e2e.browser import Visit, browser, needs_chromium, playwright_api
 from tests.e2e.conftest import Serving
 from tests.fakes.core import LENGTH, STOP, FakeCore, FakeRequest
+from tests.fakes.models import one_model
 
-playwright_api = pytest.importorskip(
-    "playwright.async_api", reason="playwright, which drives the browser, is not installed"
-)
-
-TIMEOUT_MS = 60_000
-"""Far beyond what anything here takes, also on a loaded machine."""
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium is installed (on Debian: apt-get install chromium)"
-)
-
-Visit: TypeAlias = Callable[..., AbstractAsyncContextManager[Any]]
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -47,32 +30,8 @@ def text(smollm2: Path) -> ModelText:
 
 @pytest.fixture
 async def visit() -> AsyncIterator[Visit]:
-    """Opens the page at a URL; at the end nothing must have gone wrong in it, and no other host been asked."""
-    playwright_api.expect.set_options(timeout=TIMEOUT_MS)
-    flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-    async with playwright_api.async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-
-        @asynccontextmanager
-        async def open_page(url: str, *, expect: str = "", path: str = "", **context: Any) -> AsyncIterator[Any]:
-            problems: list[str] = []
-            async with await browser.new_context(**context) as session:
-                session.set_default_timeout(TIMEOUT_MS)
-                page = await session.new_page()
-                page.on("console", lambda message: message.type == "error" and problems.append(message.text))
-                page.on("pageerror", lambda error: problems.append(str(error)))
-                page.on("request", lambda request: request.url.startswith(url) or problems.append(request.url))
-                await page.goto(url + path)
-                yield page
-                await page.evaluate("0")
-            unexpected = [problem for problem in problems if not (expect and re.search(expect, problem))]
-            # Files that the page makes itself are no requests to a host.
-            assert [problem for problem in unexpected if not problem.startswith("blob:")] == []
-
-        try:
-            yield open_page
-        finally:
-            await browser.close()
+    async with browser() as visit:
+        yield visit
 
 
 def ids(text: ModelText, answer: str) -> list[int]:
@@ -394,12 +353,10 @@ async def test_an_answer_that_breaks_off_keeps_what_came(text: ModelText, visit:
 
 
 async def test_a_page_that_was_opened_too_early_becomes_ready_by_itself(text: ModelText, visit: Visit) -> None:
-    from tercet_frontend.admission import Serving as Backend  # noqa: PLC0415  # the other Serving is the process
-
     async with FakeCore() as core, running(text, [core], ready=False) as front_end:
         async with visit(front_end.url, expect="503") as page:
             await playwright_api.expect(page.locator("#notice")).to_contain_text("tokenizer")
-            front_end.admission.loaded(Backend(text, front_end.cores))
+            front_end.admission.loaded(one_model(text, front_end.cores))
             await front_end.cores.wait_until_ready()
             await ready(page)
             await playwright_api.expect(page.locator("#notice")).to_be_hidden()

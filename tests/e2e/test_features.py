@@ -161,7 +161,7 @@ class Client:
             async for line in reply.aiter_lines():
                 if line == "data: [DONE]":
                     return join(chunks)
-                if line:
+                if line.startswith("data: "):
                     chunks.append(json.loads(line.removeprefix("data: ")))
                     assert "error" not in chunks[-1]
                     async with self.events:

@@ -77,7 +77,7 @@ def test_one_that_is_killed_comes_back_and_nobody_else_notices(tiny: Path) -> No
         killed = front_ends(running)[1]
         long = PROMPT | {"max_tokens": 1500, "stream": True, "stream_options": {"include_usage": True}}
         with second.stream("POST", "/v1/completions", json=long) as reply:
-            lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line)
+            lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: "))
             events = [next(lines)]
             killed.kill()
             killed.wait(TIMEOUT_S)
@@ -115,7 +115,7 @@ def test_all_of_them_end_their_streams_at_a_stop(tiny: Path, number: int) -> Non
         def stream(which: int) -> list[str]:
             endless = PROMPT | {"max_tokens": 2000, "stream": True}
             with alone(running, which) as http, http.stream("POST", "/v1/completions", json=endless) as reply:
-                lines = (line for line in reply.iter_lines() if line)
+                lines = (line for line in reply.iter_lines() if line.startswith("data: "))
                 first.append(next(lines))
                 if len(first) == len(processes):
                     running.process.send_signal(number)

@@ -46,7 +46,7 @@ def test_a_stream_that_runs_at_ctrl_c_ends_with_one_terminal_event(tiny: Path) -
     with serve(tiny, "--served-model-name=tiny") as running:
         body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "stream": True}
         with httpx.Client(timeout=60) as http, http.stream("POST", f"{running.url}/v1/completions", json=body) as reply:
-            lines = (line for line in reply.iter_lines() if line)
+            lines = (line for line in reply.iter_lines() if line.startswith("data: "))
             next(lines)
             running.process.send_signal(signal.SIGINT)
             events = list(lines)
@@ -59,7 +59,7 @@ def _streamed(running: Serving, then: Callable[[], None], **changes: object) -> 
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True, "stream": True, "seed": 3}
     with httpx.Client(timeout=120) as http:
         with http.stream("POST", f"{running.url}/v1/completions", json=body | changes) as reply:
-            lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line)
+            lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: "))
             events = [next(lines)]
             then()
             return events + list(lines)

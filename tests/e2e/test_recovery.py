@@ -59,7 +59,7 @@ class Streams:
         async with http.stream("POST", f"{self._url}/v1/completions", json=body) as reply:
             last = time.monotonic()
             async for line in reply.aiter_lines():
-                if not line:
+                if not line.startswith("data: "):  # a sign of life
                     continue
                 if line == "data: [DONE]":
                     assert reasons[-1] == "length"

@@ -84,7 +84,7 @@ async def streamed(http: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[s
     """Returns the chunks of a stream."""
     async with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as reply:
         assert reply.status_code == 200
-        lines = [line.removeprefix("data: ") async for line in reply.aiter_lines() if line]
+        lines = [line.removeprefix("data: ") async for line in reply.aiter_lines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tercet_frontend.access.occupancy import Occupancy
 from tercet_frontend.running import RunningRequests
@@ -13,12 +13,15 @@ from tercet_shared.errors import CancelledByClientError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 
-    from tercet_frontend.cores.interface import Cores
+    from tercet_frontend.cores.interface import Cores, ServedModel
+    from tercet_frontend.models.served import ListedModel
     from tercet_frontend.tokenizing import ModelText
 
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 T = TypeVar("T")
+
+_SHUTTING_DOWN = "The server is shutting down."
 
 
 class ClientGoneError(Exception):
@@ -27,22 +30,49 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What an admitted request works with.
+    """What an admitted request works with, once it is known which model it wants.
 
     Attributes:
         text: the model's tokenizer, template and defaults.
         cores: what runs its choices.
+        model: as it was asked for, and is served now.
+        target: its own name, by which ``cores`` know it; another one where an alias was asked for.
     """
 
     text: ModelText
     cores: Cores
+    model: ServedModel
+    target: str
+
+
+class Models(Protocol):
+    """The models behind a front end."""
+
+    def not_ready_reason(self) -> str | None:
+        """Returns why no request can be served now, in one sentence, or None when one can."""
+
+    def listed(self) -> list[ListedModel]:
+        """Returns the names that can be asked for now, aliases and splits among them."""
+
+    def serving(self, name: str, session: str = "") -> Serving:
+        """Returns what a request for ``name`` works with; of a split, one of its models.
+
+        Args:
+            name: as the client asked.
+            session: whose request it is: those of one session get the same model; empty for none.
+
+        Raises:
+            ModelNotFoundError: there is none.
+            UnavailableError: there is one, and it cannot be served now.
+        """
 
 
 class Admission:
     """The state of the front end as requests see it.
 
-    It goes one way: loading → loaded (`loaded`) → draining (`drain`) → expired (`expire`). While loaded, it is ready
-    whenever the cores are. Needs a running event loop.
+    It goes one way: loading → loaded (`loaded`) → leaving (`leave`) → draining (`drain`) → expired (`expire`). While
+    loaded, it is ready whenever the models are; while leaving, it says that it is not, and serves all the same. Needs a
+    running event loop.
 
     Attributes:
         running: the requests that are in `run`.
@@ -52,42 +82,50 @@ class Admission:
     def __init__(self, occupancy: Occupancy | None = None) -> None:
         self.running = RunningRequests()
         self.occupancy = Occupancy() if occupancy is None else occupancy
-        self._serving: Serving | None = None
+        self._models: Models | None = None
+        self._leaving = False
         self._draining = False
         self._expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def loaded(self, serving: Serving) -> None:
-        """Takes what requests work with; from now on they are served when the cores are ready."""
-        self._serving = serving
+    def loaded(self, models: Models) -> None:
+        """Takes what requests work with; from now on they are served when the models are ready."""
+        self._models = models
+
+    def leave(self) -> None:
+        """Says that it is not ready, so that nobody is sent here any more, and still serves who comes."""
+        self._leaving = True
 
     def drain(self) -> None:
         """Lets nobody in any more; requests that run go on."""
-        self._draining = True
+        self._leaving = self._draining = True
 
     def expire(self) -> None:
         """Ends all requests that still run with an `UnavailableError`; implies `drain`."""
-        self._draining = True
+        self.drain()
         if not self._expired.done():
             self._expired.set_result(None)
 
     def not_ready_reason(self) -> str | None:
-        """Returns why no request can be served now, in one sentence, or None when one can."""
-        if self._draining:
-            return "The server is shutting down."
-        if self._serving is None:
-            return "The tokenizer is being loaded."
-        return self._serving.cores.not_ready_reason()
+        """Returns why requests are to be sent elsewhere, in one sentence, or None when they are welcome."""
+        return _SHUTTING_DOWN if self._leaving else self._refusal()
 
-    def admit(self) -> Serving:
+    def admit(self) -> Models:
         """Lets a request in if it can be served now. Costs nothing, so it comes before any work.
 
         Raises:
             UnavailableError: it cannot; the sentence is the reason.
         """
-        reason = self.not_ready_reason()
-        if reason is not None or self._serving is None:
+        reason = self._refusal()
+        if reason is not None or self._models is None:
             raise UnavailableError(reason or "The server is not ready.")
-        return self._serving
+        return self._models
+
+    def _refusal(self) -> str | None:
+        if self._draining:
+            return _SHUTTING_DOWN
+        if self._models is None:
+            return "The tokenizer is being loaded."
+        return self._models.not_ready_reason()
 
     async def run(
         self, receive: Receive, work: Coroutine[Any, Any, T], *, tenant: str = "", ids: Sequence[str] = ()
@@ -117,7 +155,7 @@ class Admission:
                     raise ClientGoneError
                 if cancelled.done():
                     raise CancelledByClientError("The request was cancelled by its id.")
-                raise UnavailableError("The server is shutting down.")
+                raise UnavailableError(_SHUTTING_DOWN)
             finally:
                 worker.cancel()
                 listener.cancel()

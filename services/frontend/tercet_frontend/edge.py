@@ -21,7 +21,9 @@ from tercet_frontend.access.proxies import TrustedProxies
 from tercet_frontend.api.errors import error_response
 from tercet_frontend.api.health import HEALTH_PATHS
 from tercet_frontend.shortcut import offer, withdraw
+from tercet_frontend.telemetry.watch import CLIENT_CLOSED, NO_WATCHER
 from tercet_shared.errors import AuthenticationError, InternalError, TercetError
+from tercet_shared.telemetry.tracing import log_under
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from tercet_frontend.auth import ApiKeys
+    from tercet_frontend.telemetry.watch import Watcher
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIENT_CLOSED: Final = 499
@@ -60,6 +63,7 @@ class EdgeOptions:
         heartbeat: seconds of silence after which a stream says that it is alive; 0 for never.
         origins: whose pages may call from a browser; ``*`` for all.
         client_certificates: whether clients that come over TLS must have shown a certificate.
+        watcher: hears of every request.
     """
 
     proxies: TrustedProxies = field(default_factory=TrustedProxies)
@@ -67,6 +71,7 @@ class EdgeOptions:
     heartbeat: float = 0.0
     origins: Sequence[str] = ()
     client_certificates: bool = False
+    watcher: Watcher = NO_WATCHER
 
 
 class Edge:
@@ -86,6 +91,9 @@ class Edge:
         begin = time.perf_counter()
         exchange = self._exchange(scope)
         attach(scope, exchange)
+        exchange.watch = self._options.watcher.begin(scope, exchange)
+        if exchange.traceparent:
+            log_under(exchange.traceparent)  # to the end of the request's task, so that the server's own lines count
         request_id = exchange.request_id.encode()
         status = sent = 0
         complete = False
@@ -106,9 +114,10 @@ class Edge:
         finally:
             withdraw(scope)
             exchange.close()
+            if not complete or status == _CLIENT_CLOSED:
+                exchange.error = exchange.error or CLIENT_CLOSED
+            exchange.watch.ended(status or _CLIENT_CLOSED)
             if self._options.notes.wanted:
-                if not complete or status == _CLIENT_CLOSED:
-                    exchange.error = exchange.error or "client_closed"
                 public = scope["path"] in self._public
                 # Probes come every few seconds; they are of interest when they fail.
                 if not public or status != 200 or scope["path"] not in HEALTH_PATHS:

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import socket
+from dataclasses import replace
 from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -15,16 +16,21 @@ import uvicorn
 
 from tercet_frontend.access.connection import ConnectionLimits, limited_protocol
 from tercet_frontend.access.guard import Guard
-from tercet_frontend.admission import Admission, Serving
+from tercet_frontend.admission import Admission
+from tercet_frontend.api.dashboard import Dashboard
 from tercet_frontend.app import create_app
+from tercet_frontend.backend import run_backend
 from tercet_frontend.conversations import MemoryResponses, RedisResponses
-from tercet_frontend.cores import StaticCores, StreamOptions
-from tercet_frontend.interpreter import settle
+from tercet_frontend.fleets import TIMEOUT
 from tercet_frontend.listening import process_listener, shared_listener
-from tercet_frontend.routing import routing_policy
-from tercet_frontend.tokenizing import ModelText, PromptEncoder
-from tercet_shared.checkpoint import Checkpoint
+from tercet_frontend.others import OtherFrontEnds
+from tercet_frontend.telemetry.live import LiveStats
+from tercet_frontend.telemetry.metrics import observe_edge
+from tercet_frontend.telemetry.requests import RequestTelemetry
+from tercet_frontend.tokenizing import PromptEncoder
 from tercet_shared.errors import ConfigurationError
+from tercet_shared.registry.client import close_client, redis_client
+from tercet_shared.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -45,7 +51,6 @@ _KEEP_ALIVE = 75
 sends a request into a connection that is being closed."""
 
 _BACKLOG = 2_048
-_POLICY = "least_loaded"
 
 
 class HttpServer:
@@ -94,6 +99,11 @@ class HttpServer:
         """Returns when requests are answered."""
         await self._server.up.wait()
 
+    @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        return len(self._server.server_state.connections)
+
     def stop(self) -> None:
         """Accepts no more connections, closes idle ones, and the others after their response."""
         self._server.should_exit = True
@@ -135,13 +145,18 @@ async def serve(settings: FrontendSettings, reporter: Reporter, stop: asyncio.Ev
 async def _serve(
     settings: FrontendSettings, reporter: Reporter, stop: asyncio.Event, guard: Guard, store: ResponseStore
 ) -> None:
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         encoder = stack.enter_context(PromptEncoder())
         listeners = [stack.enter_context(_listener(settings))]
         if settings.process_socket is not None:
             listeners.append(stack.enter_context(process_listener(settings.process_socket)))
         port = listeners[0].getsockname()[1]
         admission = Admission(guard.occupancy)
+        frontend_id = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+        telemetry = Telemetry("tercet-frontend", settings, instance=frontend_id, ready=admission.not_ready_reason)
+        watcher = RequestTelemetry(telemetry.meter, telemetry.tracing, LiveStats(guard.occupancy))
+        others = await stack.enter_async_context(_others(settings, frontend_id, admission))
+        dashboard = Dashboard(watcher.live, admission, frontend_id) if settings.dashboard else None
         app = create_app(
             admission=admission,
             encoder=encoder,
@@ -150,14 +165,19 @@ async def _serve(
             chat_page=settings.chat_page,
             store=store,
             quotas=guard.quotas,
-            edge=guard.edge,
+            edge=replace(guard.edge, watcher=watcher),
             receive_timeout=settings.receive_timeout,
+            others=others,
+            dashboard=dashboard,
         )
         http = HttpServer(app, *listeners, limits=guard.limits, tls=guard.tls, notes=guard.notes)
+        observe_edge(telemetry.meter, guard.occupancy, lambda: http.connections)
+        await stack.enter_async_context(telemetry)
         able = asyncio.Event()
         async with guard.reloading(), asyncio.TaskGroup() as group:
             counting = group.create_task(guard.quotas.run())
-            backend = group.create_task(_run_backend(settings, reporter, admission, able))
+            backend = group.create_task(run_backend(settings, reporter, admission, able, frontend_id, watcher.watch))
+            hearing = None if others is None else group.create_task(others.run())
             if settings.accept_when_ready:
                 await _first_of(able, stop)
             if not (settings.accept_when_ready and stop.is_set()):
@@ -169,11 +189,17 @@ async def _serve(
                 guard.notes.event("start", f"The front end listens on {url}.")
                 reporter.ready(port=port, url=url)
                 await stop.wait()
+                admission.leave()
+                await asyncio.sleep(settings.drain_delay)
                 admission.drain()
+                if dashboard is not None:
+                    dashboard.close()
                 http.stop()
                 await _wind_down(server, http, admission, settings.grace)
             backend.cancel()
             counting.cancel()
+            if hearing is not None:
+                hearing.cancel()
             guard.notes.event("stop", "The front end has stopped, as it was asked to.")
 
 
@@ -191,6 +217,20 @@ async def _first_of(*events: asyncio.Event) -> None:
     finally:
         for each in waiting:
             each.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _others(
+    settings: FrontendSettings, frontend_id: str, admission: Admission
+) -> AsyncIterator[OtherFrontEnds | None]:
+    if settings.redis_url is None:
+        yield None
+        return
+    client = redis_client(settings.redis_url, timeout=TIMEOUT)
+    try:
+        yield OtherFrontEnds(client, settings.redis_prefix, frontend_id, admission.running)
+    finally:
+        await close_client(client)
 
 
 def _store(settings: FrontendSettings) -> ResponseStore:
@@ -212,36 +252,6 @@ async def _closing(thing: C) -> AsyncIterator[C]:
         yield thing
     finally:
         await thing.close()
-
-
-async def _run_backend(
-    settings: FrontendSettings, reporter: Reporter, admission: Admission, able: asyncio.Event
-) -> None:
-    """Loads the model's text, then keeps the cores connected until it is cancelled; sets ``able`` with the first."""
-    reporter.progress("loading tokenizer")
-    checkpoint = await asyncio.to_thread(Checkpoint.open, settings.model, revision=settings.revision)
-    text = await asyncio.to_thread(
-        ModelText.read,
-        checkpoint,
-        tool_call_parser=settings.tool_call_parser,
-        reasoning_parser=settings.reasoning_parser,
-        trust_request_template=settings.trust_request_chat_template,
-    )
-    cores = StaticCores(
-        settings.core,
-        names=settings.served_model_name or [checkpoint.served_name],
-        tokenizer_fingerprint=await asyncio.to_thread(lambda: text.tokenizer.fingerprint),
-        policy=routing_policy(_POLICY),
-        options=StreamOptions.of(settings),
-        frontend_id=f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}",
-    )
-    settle()
-    admission.loaded(Serving(text, cores))
-    reporter.progress("waiting for cores")
-    async with asyncio.TaskGroup() as group:
-        group.create_task(cores.run())
-        await cores.wait_until_ready()
-        able.set()
 
 
 async def _wind_down(server: asyncio.Task[None], http: HttpServer, admission: Admission, grace: float) -> None:

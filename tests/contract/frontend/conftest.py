@@ -13,15 +13,16 @@ import httpx
 import openai
 import pytest
 
-from tercet_frontend.admission import Admission, Serving
+from tercet_frontend.admission import Admission
 from tercet_frontend.app import create_app
 from tercet_frontend.auth import ApiKeys
-from tercet_frontend.cores import StaticCores, StreamOptions
+from tercet_frontend.cores import CorePool, StaticCores, StreamOptions
 from tercet_frontend.routing import routing_policy
 from tercet_frontend.server import HttpServer, open_listener
 from tercet_frontend.tokenizing import ModelText, PromptEncoder
 from tercet_shared.checkpoint import Checkpoint
 from tests.fakes.core import FakeCore, FakeRequest
+from tests.fakes.models import one_model
 
 if TYPE_CHECKING:
     import ssl
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
     from tercet_frontend.access.occupancy import Occupancy
     from tercet_frontend.access.quotas import Quotas
     from tercet_frontend.access.tls import ServerTls
+    from tercet_frontend.admission import Models
+    from tercet_frontend.api.dashboard import Dashboard
     from tercet_frontend.conversations import ResponseStore
     from tercet_frontend.edge import EdgeOptions
+    from tercet_frontend.others import Others
 
 MODEL = "smol"
 EOS = 2
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +75,7 @@ class FrontEnd:
     openai: openai.AsyncOpenAI
     http: httpx.AsyncClient
     admission: Admission
-    cores: StaticCores
+    cores: CorePool
     server: HttpServer
 
 
@@ -92,18 +96,24 @@ async def running(
     tls: ServerTls | None = None,
     verify: ssl.SSLContext | bool = True,
     receive_timeout: float | None = None,
+    backend: tuple[CorePool, Models] | None = None,
+    others: Others | None = None,
+    dashboard: Callable[[Admission, CorePool], Dashboard] | None = None,
     **options: Any,
 ) -> AsyncIterator[FrontEnd]:
-    """Runs a front end for ``cores``; waits until it is ready unless told otherwise."""
+    """Runs a front end for ``cores``, or for a pool and its models; waits until it is ready unless told otherwise."""
     admission = Admission(occupancy)
-    pool = StaticCores(
-        [core.address for core in cores],
-        names=[MODEL],
-        tokenizer_fingerprint="tokenizer",
-        policy=routing_policy("least_loaded"),
-        options=StreamOptions(**options),
-        frontend_id="front end of a test",
-    )
+    if backend is None:
+        static = StaticCores(
+            [core.address for core in cores],
+            names=[MODEL],
+            tokenizer_fingerprint="tokenizer",
+            policy=routing_policy("least_loaded"),
+            options=StreamOptions(**options),
+            frontend_id="front end of a test",
+        )
+        backend = static, one_model(text, static)
+    pool, models = backend
     key = keys[0] if keys else "unused"
     with PromptEncoder() as encoder, open_listener("127.0.0.1", 0) as listener:
         app = create_app(
@@ -115,6 +125,8 @@ async def running(
             quotas=quotas,
             edge=edge,
             receive_timeout=receive_timeout,
+            others=others,
+            dashboard=None if dashboard is None else dashboard(admission, pool),
         )
         notes = None if edge is None else edge.notes
         server = HttpServer(app, listener, limits=limits, tls=tls, notes=notes)
@@ -131,7 +143,7 @@ async def running(
             async with asyncio.timeout(TIMEOUT):
                 await server.wait_until_up()
                 if ready:
-                    admission.loaded(Serving(text, pool))
+                    admission.loaded(models)
                     await pool.wait_until_ready()
             yield FrontEnd(url, client, http, admission, pool, server)
             admission.expire()

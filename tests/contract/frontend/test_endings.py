@@ -65,8 +65,8 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(text: ModelText) -
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_core_lost_in_the_middle_of_a_stream(text: ModelText, n: int) -> None:
-    async with FakeCore() as core, running(text, [core]) as front_end:
+async def test_no_core_is_left_in_the_middle_of_a_stream(text: ModelText, n: int) -> None:
+    async with FakeCore() as core, running(text, [core], migration_timeout=0.3) as front_end:
         async with front_end.http.stream("POST", CHAT, json=_body(stream=True, n=n)) as response:
             requests = await core.next_requests(n)
             reading = asyncio.create_task(events(response))

@@ -12,6 +12,7 @@ import pytest
 from tercet_frontend.access.connection import MAX_FIELDS, MAX_HEAD_BYTES, ConnectionLimits
 from tercet_frontend.access.occupancy import Occupancy
 from tercet_frontend.edge import EdgeOptions
+from tercet_proto.v1 import engine_pb2 as pb
 from tests.contract.frontend.conftest import EOS, MODEL, TIMEOUT, FrontEnd, events, running
 from tests.contract.frontend.wire import CHAT, body, request, wire
 from tests.fakes.core import STOP, FakeCore
@@ -79,6 +80,26 @@ async def test_the_body_of_a_refused_request_is_not_read(text: ModelText) -> Non
             await client.send(request().partition(b"\r\n\r\n")[0] + b"\r\n\r\n")  # and no body
             assert (await client.answer()).status == 429
         call.cancel()
+
+
+async def test_a_core_that_is_full_says_when_to_come_back(text: ModelText) -> None:
+    now = [0.0]
+    occupancy = Occupancy(clock=lambda: now[0])
+    async with FakeCore() as core, running(text, [core], occupancy=occupancy) as front_end:
+        waiting = asyncio.create_task(front_end.http.post(CHAT, json=body()))
+        await core.next_request()
+        served = asyncio.create_task(front_end.http.post(CHAT, json=body()))
+        last = await core.next_request()
+        now[0] = 12.0
+        last.send(EOS, finish=STOP, stop_id=EOS)  # one in twelve seconds, and another waits
+        assert (await served).status_code == 200
+        for stream in (False, True):
+            refused = asyncio.create_task(front_end.http.post(CHAT, json=body(stream=stream)))
+            (await core.next_request()).reject(pb.ERROR_KIND_OVERLOADED, "The queue is full.")
+            answer = await refused
+            # It waits as well: two times twelve seconds.
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "24")
+        waiting.cancel()
 
 
 # ------------------------------------------------------------------------------------------------------------- heads

@@ -86,7 +86,8 @@ async def test_a_request(text: ModelText, tmp_path: Path, stream: bool) -> None:
     assert line == {
         "request_id": "mine-1", "trace_id": TRACE_ID, "method": "POST", "path": CHAT, "status": 200,
         "bytes": len(answer.content), "tenant": "team", "key": "alice", "client": "192.0.2.7", "model": MODEL,
-        "prompt_tokens": prompt, "output_tokens": output, "finish_reasons": ["stop", "stop"], "error": None,
+        "served_model": MODEL, "prompt_tokens": prompt, "output_tokens": output, "finish_reasons": ["stop", "stop"],
+        "error": None,
     }  # fmt: skip
     assert [(entry["event"], entry["outcome"], entry["key"]) for entry in audit] == [("request", "allowed", "alice")]
 

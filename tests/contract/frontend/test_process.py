@@ -16,7 +16,7 @@ import pytest
 
 from tercet_frontend.server import HttpServer, open_listener, serve
 from tercet_shared.config import FrontendSettings, parse
-from tercet_shared.errors import ConfigurationError
+from tercet_shared.errors import ConfigurationError, UnavailableError
 from tercet_shared.lifecycle.report import Event, LogReporter, parse_event
 from tests.contract.frontend.conftest import EOS, TIMEOUT, events
 from tests.fakes.core import STOP, FakeCore
@@ -127,13 +127,14 @@ async def test_the_grace_is_that_of_the_settings(
 ) -> None:
     graces = []
 
-    async def wind_down(_server: asyncio.Task[None], _http: HttpServer, _admission: Admission, grace: float) -> None:
+    async def wind_down(_server: asyncio.Task[None], _http: HttpServer, admission: Admission, grace: float) -> None:
         graces.append(grace)
+        with pytest.raises(UnavailableError, match="shutting down"):
+            admission.admit()
 
     monkeypatch.setattr("tercet_frontend.server._wind_down", wind_down)
-    settings = parse(
-        FrontendSettings, [str(model_path), "--core", f"unix:{tmp_path}/core.sock", "--port", "0", "--grace", "7.5"]
-    )
+    flags = ("--core", f"unix:{tmp_path}/core.sock", "--port", "0", "--grace", "7.5", "--drain-delay", "0.01")
+    settings = parse(FrontendSettings, [str(model_path), *flags])
     stop = asyncio.Event()
     stop.set()
     async with asyncio.timeout(TIMEOUT):

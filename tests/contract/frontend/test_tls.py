@@ -14,8 +14,9 @@ from tercet_frontend.access.connection import ConnectionLimits
 from tercet_frontend.access.tls import ServerTls
 from tercet_frontend.access.watch import FileWatch
 from tercet_frontend.edge import EdgeOptions
-from tercet_shared.errors import ConfigurationError
-from tests.contract.frontend.conftest import EOS, TIMEOUT, events, running
+from tercet_shared.errors import ConfigurationError, UnavailableError
+from tercet_shared.lifecycle.readiness import served_model, wait_until_ready
+from tests.contract.frontend.conftest import EOS, MODEL, TIMEOUT, events, running
 from tests.contract.frontend.wire import CHAT, body, request
 from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.core import STOP, FakeCore
@@ -81,6 +82,19 @@ async def test_https(text: ModelText, authority: Authority) -> None:
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await shown_name(front_end.url, old)
+
+
+async def test_tercet_serve_sees_that_it_is_ready(text: ModelText, authority: Authority) -> None:
+    own = authority.issue("somewhere.example")  # as others know it; on this machine it is asked by its address
+    async with (
+        FakeCore() as core,
+        running(text, [core], tls=ServerTls(own.chain, own.key), verify=trusting(authority)) as front_end,
+    ):
+        port = int(front_end.url.rpartition(":")[2])
+        await wait_until_ready("127.0.0.1", port, timeout_s=TIMEOUT, tls=True)
+        assert await served_model("127.0.0.1", port, "unused", tls=True) == MODEL
+        with pytest.raises(UnavailableError):
+            await wait_until_ready("127.0.0.1", port, timeout_s=0.2)
 
 
 @pytest.mark.parametrize("by", ["look", "signal"])

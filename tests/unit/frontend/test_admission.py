@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from tercet_frontend.admission import Admission, ClientGoneError, Serving
+from tercet_frontend.admission import Admission, ClientGoneError
 from tercet_shared.errors import InvalidRequestError, UnavailableError
 
 
-class _Cores:
+class _Models:
     reason: str | None = None
 
     def not_ready_reason(self) -> str | None:
@@ -41,19 +41,21 @@ async def _for_ever(cancelled: asyncio.Event) -> None:
 
 
 async def test_states() -> None:
-    cores = _Cores()
+    models = _Models()
     admission = Admission()
     assert admission.not_ready_reason() == "The tokenizer is being loaded."
     with pytest.raises(UnavailableError, match="being loaded"):
         admission.admit()
-    serving = Serving(text=cast("Any", object()), cores=cast("Any", cores))
-    admission.loaded(serving)
+    admission.loaded(cast("Any", models))
     assert admission.not_ready_reason() is None
-    assert admission.admit() is serving
-    cores.reason = "The core is gone."
+    assert admission.admit() is models
+    models.reason = "The core is gone."
     with pytest.raises(UnavailableError, match="The core is gone"):
         admission.admit()
-    cores.reason = None
+    models.reason = None
+    admission.leave()  # nobody is to be sent here any more; who comes is still served
+    assert admission.not_ready_reason() == "The server is shutting down."
+    assert admission.admit() is models
     admission.drain()
     with pytest.raises(UnavailableError, match="shutting down"):
         admission.admit()

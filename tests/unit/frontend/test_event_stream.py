@@ -10,7 +10,7 @@ import pytest
 
 from tercet_frontend.sse import EventStream
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 class Client:

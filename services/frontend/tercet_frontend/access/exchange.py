@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tercet_frontend.access.keys import ANONYMOUS
+from tercet_frontend.telemetry.watch import UNWATCHED
 from tercet_shared.errors import InvalidRequestError, status_of
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tercet_frontend.access.keys import ApiKey
     from tercet_frontend.access.occupancy import Place
     from tercet_frontend.access.quotas import Grant, Quotas
+    from tercet_frontend.telemetry.watch import Watch
     from tercet_shared.errors import TercetError
 
 _SCOPE_KEY = "tercet.exchange"
@@ -34,10 +36,13 @@ class Exchange:
         heartbeat: seconds of silence after which a stream says that it is alive; 0 for never.
         key: the API key that it came with.
         model: that it named, once it is known to be served.
+        target: the model itself, which has another name behind an alias or a split.
+        session: what it belongs to; empty for nothing.
         prompt_tokens: that it used.
         output_tokens: that it used.
         finish_reasons: of its choices.
         error: code of the error that it ended with; empty for none.
+        watch: hears what becomes of it.
     """
 
     __slots__ = (
@@ -53,7 +58,10 @@ class Exchange:
         "output_tokens",
         "prompt_tokens",
         "request_id",
+        "session",
+        "target",
         "traceparent",
+        "watch",
     )
 
     def __init__(
@@ -65,10 +73,13 @@ class Exchange:
         self.heartbeat = heartbeat
         self.key: ApiKey = ANONYMOUS
         self.model = ""
+        self.target = ""
+        self.session = ""
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.finish_reasons: list[str] = []
         self.error = ""
+        self.watch: Watch = UNWATCHED
         self._place: Place | None = None
         self._quotas: Quotas | None = None
         self._grant: Grant | None = None
@@ -90,6 +101,10 @@ class Exchange:
     def rate_headers(self) -> list[tuple[bytes, bytes]]:
         """Returns what the answer says of the key's limits."""
         return [] if self._grant is None else self._grant.headers()
+
+    def retry_after(self) -> float | None:
+        """Returns the seconds in which those that wait now will have been served; None where that is not known."""
+        return None if self._place is None else self._place.retry_after()
 
     def priority(self, asked: int | None) -> int:
         """Returns the priority of a request that asked for ``asked``.
@@ -114,6 +129,7 @@ class Exchange:
 
     def used(self, prompt_tokens: int, output_tokens: int, finish_reasons: Iterable[str] = ()) -> None:
         """Notes what it cost, and how its choices ended."""
+        self.watch.generated()
         self.prompt_tokens += prompt_tokens
         self.output_tokens += output_tokens
         self.finish_reasons += list(finish_reasons)[:MAX_REASONS]

@@ -69,6 +69,7 @@ class Notes:
             "key": exchange.key.name or None,
             "client": exchange.client or None,
             "model": exchange.model or None,
+            "served_model": exchange.target or None,
             "prompt_tokens": exchange.prompt_tokens,
             "output_tokens": exchange.output_tokens,
             "finish_reasons": exchange.finish_reasons,

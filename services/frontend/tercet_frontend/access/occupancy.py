@@ -35,6 +35,10 @@ class Place:
             self._waiting = False
             self._occupancy.waiting -= 1
 
+    def retry_after(self) -> float | None:
+        """See `Occupancy.known_retry_after`."""
+        return self._occupancy.known_retry_after()
+
     def leave(self) -> None:
         """The request is over."""
         served = not self._waiting
@@ -99,12 +103,17 @@ class Occupancy:
 
     def retry_after(self) -> float:
         """Returns the seconds in which those that wait now will have left at the rate of late, within bounds."""
+        known = self.known_retry_after()
+        return LONGEST if known is None else known
+
+    def known_retry_after(self) -> float | None:
+        """Returns the same, or None as long as nobody has left by whom the rate could be known."""
         now = self._clock()
         self._forget(now)
         left = sum(count for _, count in self._left)
         span = min(max(now - self._busy_since, _SLOT), WINDOW)
         if not left:
-            return LONGEST
+            return LONGEST if span >= WINDOW else None
         return min(max(max(self.waiting, 1) * span / left, SHORTEST), LONGEST)
 
     def _forget(self, now: float) -> None:

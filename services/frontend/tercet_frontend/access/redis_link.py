@@ -7,10 +7,8 @@ import math
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from redis.exceptions import RedisError
-
-from tercet_frontend.redis_client import redis_client
 from tercet_shared.errors import UnavailableError
+from tercet_shared.registry.client import REDIS_FAILURES, close_client, redis_client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,7 +45,7 @@ class RedisLink:
         """Takes the address.
 
         Args:
-            url: ``redis://[user:password@]host:port/database``, ``rediss://`` for TLS, or ``unix:///path``.
+            url: see `tercet_shared.registry.client`.
             timeout: seconds, see `TIMEOUT`.
             pause: seconds, see `PAUSE`.
             clock: seconds, monotonic.
@@ -69,7 +67,7 @@ class RedisLink:
             raise UnavailableError("Redis cannot be reached.", retry_after=self._pause)
         try:
             return await command()
-        except (RedisError, OSError) as error:
+        except REDIS_FAILURES as error:
             self.failures += 1
             self._failed_at = self._clock()
             logger.warning("Redis cannot be reached (%s)", type(error).__name__)
@@ -77,4 +75,4 @@ class RedisLink:
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self.client.aclose(close_connection_pool=True)
+        await close_client(self.client)

@@ -14,6 +14,8 @@ from collections import deque
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
+from redis.asyncio import Redis
+
 from tercet_frontend.access.quotas import Decision, LocalQuotas
 from tercet_shared.errors import UnavailableError
 
@@ -237,11 +239,14 @@ class RedisQuotas:
                 self._ended.clear()
 
     async def _send(self, batch: list[tuple[ApiKey, str, int]]) -> None:
-        pipeline = self._link.client.pipeline(transaction=False)
+        client = self._link.client
+        # A pipeline over a cluster carries no scripts: there, each goes by itself.
+        pipeline = client.pipeline(transaction=False) if isinstance(client, Redis) else None
         for key, lease, amount in batch:
             names = [_name(key, "running"), _name(key, "tokens")]
             await self._leave(names, [lease, _or_none(key.tokens_per_minute), amount], client=pipeline)
-        await pipeline.execute()
+        if pipeline is not None:
+            await pipeline.execute()
 
     async def _renew_all(self) -> None:
         by_key: dict[str, list[str]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tercet_frontend.api.endpoint import find_model, make_job
+from tercet_frontend.api.endpoint import make_job
 from tercet_frontend.api.parameters import prompt_limit
 from tercet_frontend.rendering import plan_chat
 
@@ -25,9 +25,7 @@ MESSAGE_BYTES = 128
 """A message of a conversation costs about as much to handle as so many bytes of JSON."""
 
 
-async def chat_prompt(
-    context: ApiContext, serving: Serving, model: ServedModel, fields: ChatRequest
-) -> npt.NDArray[np.int32]:
+async def chat_prompt(context: ApiContext, serving: Serving, fields: ChatRequest) -> npt.NDArray[np.int32]:
     """Returns the ids of the conversation in ``fields``, int32[n].
 
     Raises:
@@ -35,7 +33,7 @@ async def chat_prompt(
         InvalidRequestError: the model has no template, or it does not take what is asked for.
         ContextLengthError: it is too long.
     """
-    return (await _rendered(context, await _planned(context, serving, fields), model)).ids
+    return (await _rendered(context, await _planned(context, serving, fields), serving.model)).ids
 
 
 async def chat_job(
@@ -60,16 +58,13 @@ async def chat_job(
         prompt_detail: whether it needs the prompt's as well.
 
     Raises:
-        ModelNotFoundError: no such model is served.
         RequestError: see `chat_prompt` and `make_job`.
     """
-    model = find_model(serving.cores, fields.model)
     plan = await _planned(context, serving, fields)
-    prompt = await _rendered(context, plan, model)
+    prompt = await _rendered(context, plan, serving.model)
     return make_job(
         fields,
         serving=serving,
-        model=model,
         prompts=[prompt.ids],
         shape=shape,
         sender=sender,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from tercet_frontend.api.completion_shape import CompletionShape
-from tercet_frontend.api.endpoint import ApiContext, Sender, find_model, make_job, receive
+from tercet_frontend.api.endpoint import ApiContext, Sender, make_job, receive
 from tercet_frontend.api.generation import GenerationResponse
 from tercet_frontend.api.logprobs import TokenNames
 from tercet_frontend.api.openapi import body_of
@@ -25,10 +25,13 @@ def completions_router(context: ApiContext) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         """Continues prompts."""
         serving, fields = await receive(request, context, CompletionRequest)
-        model = find_model(serving.cores, fields.model)
-        keep = prompt_limit(fields, model)
+        keep = prompt_limit(fields, serving.model)
         prompts = await context.encoder.prompts(
-            serving.text, model, fields.prompt, add_special_tokens=fields.add_special_tokens is not False, keep=keep
+            serving.text,
+            serving.model,
+            fields.prompt,
+            add_special_tokens=fields.add_special_tokens is not False,
+            keep=keep,
         )
         shape = CompletionShape(
             names=TokenNames(serving.text.detokenizer, as_ids=bool(fields.return_tokens_as_token_ids)),
@@ -44,7 +47,6 @@ def completions_router(context: ApiContext) -> APIRouter:
         job = make_job(
             fields,
             serving=serving,
-            model=model,
             prompts=prompts,
             shape=shape,
             sender=Sender.of(request),

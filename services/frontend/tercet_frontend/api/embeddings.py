@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from tercet_frontend.access.exchange import exchange_of
-from tercet_frontend.api.endpoint import find_model, receive
+from tercet_frontend.api.endpoint import receive
 from tercet_frontend.api.errors import JsonResponse
 from tercet_frontend.api.openapi import body_of
 from tercet_frontend.api.parameters import kept_tokens
@@ -42,20 +42,18 @@ def embeddings_router(context: ApiContext) -> APIRouter:
     async def create_embeddings(request: Request) -> Response:
         """Makes a vector of each text."""
         serving, fields = await receive(request, context, EmbeddingRequest)
-        model = find_model(serving.cores, fields.model)
         exchange = exchange_of(request.scope)
         priority = exchange.priority(fields.priority)
         prompts = await context.encoder.prompts(
             serving.text,
-            model,
+            serving.model,
             fields.input,
             add_special_tokens=fields.add_special_tokens is not False,
-            keep=kept_tokens(fields.truncate_prompt_tokens, model),
+            keep=kept_tokens(fields.truncate_prompt_tokens, serving.model),
             param="input",
         )
-        exchange.model = fields.model
         identity, tenant = f"embd-{token_hex(16)}", exchange.key.owner
-        batch = _Batch(serving.cores, identity, fields.model, prompts, _POOLINGS[fields.pooling], priority, exchange)
+        batch = _Batch(serving.cores, identity, serving.target, prompts, _POOLINGS[fields.pooling], priority, exchange)
         ids = (identity, exchange.request_id)
         vectors = await context.admission.run(request.receive, batch.run(), tenant=tenant, ids=ids)
         tokens = sum(len(prompt) for prompt in prompts)
@@ -105,7 +103,8 @@ class _Batch:
             raise
 
     def _submit(self, prompt: npt.NDArray[np.int32]) -> Generation:
-        return self.cores.submit(
+        return self.exchange.watch.submit(
+            self.cores.submit,
             GenerationRequest(
                 request_id=self.identity,
                 model=self.model,
@@ -116,7 +115,8 @@ class _Batch:
                 cache_salt=self.exchange.key.owner,
                 traceparent=self.exchange.traceparent,
                 pooling=self.pooling,
-            )
+                session=self.exchange.session,
+            ),
         )
 
 

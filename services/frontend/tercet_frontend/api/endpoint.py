@@ -10,9 +10,9 @@ from tercet_frontend.access.quotas import Grant, LocalQuotas, guessed_tokens
 from tercet_frontend.api.body import parsed, read_body
 from tercet_frontend.api.generation import Job
 from tercet_frontend.api.parameters import choice_seeds, prompt_params
-from tercet_frontend.api.scope import scoped
+from tercet_frontend.api.scope import serving_of
+from tercet_frontend.api.sessions import session_of
 from tercet_frontend.schemas.validation import validate
-from tercet_shared.errors import ModelNotFoundError, bounded
 from tercet_shared.sampling_params import OFF
 
 if TYPE_CHECKING:
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
-    from pydantic import BaseModel
     from starlette.requests import Request
 
     from tercet_frontend.access.quotas import Quotas
-    from tercet_frontend.admission import Admission, Serving
+    from tercet_frontend.admission import Admission, Models, Serving
     from tercet_frontend.api.answers import AnswerShape, ParserFactory
-    from tercet_frontend.cores.interface import Cores, ServedModel
+    from tercet_frontend.schemas.asked import Asked
     from tercet_frontend.schemas.common import GenerationFields
     from tercet_frontend.tokenizing import PromptEncoder
     from tercet_shared.sampling_params import SamplingParams
     from tercet_shared.structured import Grammar
 
 
-T = TypeVar("T", bound="BaseModel")
+T = TypeVar("T", bound="Asked")
 R = TypeVar("R")
 
 LARGE_BODY: Final = 32 * 1024
@@ -89,28 +88,34 @@ class Sender:
         return cls(exchange.key.owner, exchange.request_id, exchange)
 
 
-def serving_for(request: Request, context: ApiContext) -> Serving:
-    """Returns what a request works with: its key's models, and no others.
-
-    Raises:
-        UnavailableError: nothing can be served now.
-    """
-    return scoped(context.admission.admit(), exchange_of(request.scope).key)
-
-
 async def receive(request: Request, context: ApiContext, kind: type[T]) -> tuple[Serving, T]:
     """Returns what an admitted request works with, and its checked body.
 
     Raises:
-        TercetError: see `receive_json`.
+        TercetError: see `receive_json` and `serving_for`.
         InvalidRequestError: a field is wrong.
     """
-    serving, raw, size = await receive_json(request, context)
-    return serving, await context.beside(lambda: validate(kind, raw), size)
+    models, raw, size = await receive_json(request, context)
+    fields = await context.beside(lambda: validate(kind, raw), size)
+    return serving_for(request, models, fields), fields
 
 
-async def receive_json(request: Request, context: ApiContext) -> tuple[Serving, dict[str, Any], int]:
-    """Returns what an admitted request works with, its JSON body, and the body's size in bytes.
+def serving_for(request: Request, models: Models, fields: Asked) -> Serving:
+    """Returns what a request works with: the model that it asks for, if its key may use it.
+
+    Raises:
+        ModelNotFoundError: there is none of that name.
+        UnavailableError: it cannot be served now.
+    """
+    exchange = exchange_of(request.scope)
+    exchange.session = session_of(request, fields)
+    serving = serving_of(models, exchange.key, fields.model, exchange.session)
+    exchange.model, exchange.target = serving.model.name, serving.target
+    return serving
+
+
+async def receive_json(request: Request, context: ApiContext) -> tuple[Models, dict[str, Any], int]:
+    """Returns what an admitted request may ask for, its JSON body, and the body's size in bytes.
 
     Whether there is room for it, here and in its key's quota, is decided before anything is done for it.
 
@@ -119,7 +124,7 @@ async def receive_json(request: Request, context: ApiContext) -> tuple[Serving, 
         OverloadedError: there is no room.
         RequestError: the body is no JSON object, too large, or did not come in time.
     """
-    serving = serving_for(request, context)
+    models = context.admission.admit()
     exchange = exchange_of(request.scope)
     exchange.occupies(context.admission.occupancy.enter())
     grant = Grant(exchange.key)
@@ -128,14 +133,13 @@ async def receive_json(request: Request, context: ApiContext) -> tuple[Serving, 
     body = await read_body(request, context.max_body_bytes, context.receive_timeout)
     raw = await context.beside(lambda: parsed(body), len(body))
     await context.quotas.reserve(grant, guessed_tokens(raw, len(body)))
-    return serving, raw, len(body)
+    return models, raw, len(body)
 
 
 def make_job(
     fields: GenerationFields,
     *,
     serving: Serving,
-    model: ServedModel,
     prompts: Sequence[npt.NDArray[np.int32]],
     shape: AnswerShape,
     sender: Sender,
@@ -150,7 +154,6 @@ def make_job(
     Args:
         fields: the request.
         serving: what it works with.
-        model: that it named, as it is served now.
         prompts: int32[n] each, at least one, shorter than the context.
         shape: how its answer is written.
         sender: who sent it.
@@ -164,13 +167,12 @@ def make_job(
         InvalidRequestError: a value is out of range.
         ContextLengthError: prompt and output together exceed the context.
     """
-    sender.exchange.model = fields.model
     priority = sender.exchange.priority(fields.priority)
     generated = fields.generated_per_prompt
     params: list[SamplingParams] = []
     for prompt in prompts:
         common = prompt_params(
-            fields, serving.text, model, prompt_tokens=len(prompt), default_max_tokens=default_max_tokens
+            fields, serving.text, serving.model, prompt_tokens=len(prompt), default_max_tokens=default_max_tokens
         )
         params.extend(replace(common, seed=seed) for seed in choice_seeds(fields.seed, generated))
     return Job(
@@ -201,15 +203,3 @@ def make_job(
 def _salt(tenant: str, salt: str | None) -> str:
     # Tenants have no slash in their names, so that no salt of one is another's.
     return tenant if salt is None else f"{tenant}/{salt}"
-
-
-def find_model(cores: Cores, name: str) -> ServedModel:
-    """Returns the served model of that name.
-
-    Raises:
-        ModelNotFoundError: there is none.
-    """
-    for model in cores.models():
-        if model.name == name:
-            return model
-    raise ModelNotFoundError(f"There is no model {bounded(name, 100)!r} here.", param="model")

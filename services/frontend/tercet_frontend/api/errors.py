@@ -15,6 +15,7 @@ from tercet_frontend.admission import ClientGoneError
 from tercet_shared.errors import (
     AuthenticationError,
     InvalidRequestError,
+    OverloadedError,
     RequestTimeoutError,
     TercetError,
     UnavailableError,
@@ -87,7 +88,10 @@ def install_error_handlers(app: FastAPI) -> None:
     async def known(request: Request, error: Exception) -> Response:
         if not isinstance(error, TercetError):
             raise error
-        exchange_of(request.scope).failed(error)
+        exchange = exchange_of(request.scope)
+        exchange.failed(error)
+        if isinstance(error, OverloadedError) and error.retry_after is None:
+            error.retry_after = exchange.retry_after()  # a core is full; how fast requests leave is known here
         return error_response(error, request.url.path)
 
     async def http(request: Request, error: Exception) -> Response:

@@ -130,6 +130,8 @@ async def run_whole(job: Job, serving: Serving, head: AnswerHead) -> Answer:
             while choices.running:
                 batch = await choices.next()
                 job.exchange.began()
+                if any(tokens.ids for _, tokens in batch):
+                    job.exchange.watch.first_token()
                 for choice, tokens in batch:
                     events[choice.index] += choice.take(tokens)
                     detail = choice.take_detail()
@@ -172,6 +174,7 @@ class GenerationResponse(Response):
             answer = await self._admission.run(receive, work, tenant=job.tenant, ids=ids)
             await JsonResponse(job.shape.body(*answer))(scope, receive, send)
             return
+        job.exchange.watch.streaming()
         events = EventStream(send, shortcut(scope), heartbeat=job.exchange.heartbeat)
         chunks = job.shape.chunks(head)
         try:
@@ -212,10 +215,13 @@ async def _relay(job: Job, head: AnswerHead, events: EventStream, chunks: ChunkE
     if first or not batch:
         await events.write(first)
     if not batch:
-        encoded = _encode(chunks, await choices.next())
+        batch = await choices.next()
+        encoded = _encode(chunks, batch)
         if encoded:
             await events.write(encoded)
     job.exchange.began()
+    if any(tokens.ids for _, tokens in batch):
+        job.exchange.watch.first_token()
     if choices.only is not None:
         await _follow(events, chunks, choices.only)
     while choices.running:
@@ -257,10 +263,11 @@ def _submit(job: Job, serving: Serving, head: AnswerHead) -> Choices:
                 min_tokens=params.min_tokens,
                 spans=job.detail,
             )
-            generation = serving.cores.submit(
+            generation = job.exchange.watch.submit(
+                serving.cores.submit,
                 GenerationRequest(
                     request_id=head.identity,
-                    model=job.model,
+                    model=serving.target,
                     prompt_ids=prompt_ids,
                     params=params,
                     priority=job.priority,
@@ -269,7 +276,8 @@ def _submit(job: Job, serving: Serving, head: AnswerHead) -> Choices:
                     traceparent=job.exchange.traceparent,
                     grammar=job.grammar,
                     queue_timeout=job.queue_timeout,
-                )
+                    session=job.exchange.session,
+                ),
             )
             submitted.append(
                 Choice(

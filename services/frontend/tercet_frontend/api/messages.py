@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from tercet_frontend.api.chat_job import MESSAGE_BYTES, chat_job, chat_prompt
-from tercet_frontend.api.endpoint import ApiContext, Sender, find_model, receive
+from tercet_frontend.api.endpoint import ApiContext, Sender, receive
 from tercet_frontend.api.errors import MESSAGES_PATH, JsonResponse
 from tercet_frontend.api.generation import GenerationResponse
 from tercet_frontend.api.message_blocks import MessagesShape
@@ -56,12 +56,11 @@ def messages_router(context: ApiContext) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         """Counts the tokens of a conversation, also of one that is too long for the model."""
         serving, fields = await receive(request, context, CountTokensRequest)
-        model = find_model(serving.cores, fields.model)
-        limit = max(model.max_model_len, COUNTED)
+        limit = max(serving.model.max_model_len, COUNTED)
         try:
             with renamed(_NAMES):
-                wide = replace(model, max_model_len=limit + 1)
-                ids = await chat_prompt(context, serving, wide, await _chat(context, serving, fields))
+                wide = replace(serving, model=replace(serving.model, max_model_len=limit + 1))
+                ids = await chat_prompt(context, wide, await _chat(context, serving, fields))
         except ContextLengthError:
             raise InvalidRequestError(
                 f"messages: there are more than {limit} tokens, which are not counted.", param="messages"

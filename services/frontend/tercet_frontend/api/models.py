@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from tercet_frontend.api.endpoint import ApiContext, find_model, serving_for
+from tercet_frontend.access.exchange import exchange_of
 from tercet_frontend.api.errors import JsonResponse
+from tercet_frontend.api.scope import visible
+from tercet_shared.errors import ModelNotFoundError, bounded
 
 if TYPE_CHECKING:
-    from tercet_frontend.cores.interface import ServedModel
+    from tercet_frontend.api.endpoint import ApiContext
+    from tercet_frontend.models.served import ListedModel
 
 
 def models_router(context: ApiContext) -> APIRouter:
@@ -19,24 +22,31 @@ def models_router(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["models"])
     created = int(time.time())
 
-    def entry(model: ServedModel) -> dict[str, Any]:
+    def entry(listed: ListedModel) -> dict[str, Any]:
         return {
-            "id": model.name,
+            "id": listed.model.name,
             "object": "model",
             "created": created,
             "owned_by": "tercet",
-            "max_model_len": model.max_model_len,
+            "root": listed.root,
+            "parent": listed.parent,
+            "max_model_len": listed.model.max_model_len,
         }
+
+    def entries(request: Request) -> list[ListedModel]:
+        return visible(context.admission.admit(), exchange_of(request.scope).key)
 
     @router.get("/v1/models", response_class=JsonResponse)
     async def list_models(request: Request) -> Response:
         """Lists the models that are served now."""
-        cores = serving_for(request, context).cores
-        return JsonResponse({"object": "list", "data": [entry(model) for model in cores.models()]})
+        return JsonResponse({"object": "list", "data": [entry(listed) for listed in entries(request)]})
 
     @router.get("/v1/models/{model:path}", response_class=JsonResponse)
     async def retrieve_model(model: str, request: Request) -> Response:
         """Describes one model; its name may contain slashes."""
-        return JsonResponse(entry(find_model(serving_for(request, context).cores, model)))
+        for listed in entries(request):
+            if listed.model.name == model:
+                return JsonResponse(entry(listed))
+        raise ModelNotFoundError(f"There is no model {bounded(model, 100)!r} here.", param="model")
 
     return router

@@ -1,4 +1,4 @@
-"""``GET /`` and what it loads from ``/assets/``: the chat page. It holds no secret, so it asks for no API key."""
+"""``GET /`` and ``GET /dashboard``, and what they load from ``/assets/``. No secret is in them, so they need no key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
-from tercet_frontend.pages import chat_page_files
+from tercet_frontend.pages import chat_page_files, dashboard_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from tercet_frontend.pages import PageFile
 
 
-class ChatPage:
-    """The chat page's routes.
+class Pages:
+    """The routes of the pages.
 
     Attributes:
-        paths: where it answers, if it does at all.
+        paths: where they answer.
         router: the routes.
     """
 
-    def __init__(self, *, enabled: bool) -> None:
-        """Reads the files, unless the page is switched off."""
-        files = chat_page_files() if enabled else {}
+    def __init__(self, *, chat: bool, dashboard: bool) -> None:
+        """Reads the files of those pages that are switched on."""
+        files = (chat_page_files() if chat else {}) | (dashboard_files() if dashboard else {})
         self.paths = frozenset(files)
         self.router = APIRouter(include_in_schema=False)
         for path, file in files.items():

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter
 
 from tercet_frontend.api.chat_job import MESSAGE_BYTES, chat_job
-from tercet_frontend.api.endpoint import ApiContext, Sender, find_model, receive
+from tercet_frontend.api.endpoint import ApiContext, Sender, receive
 from tercet_frontend.api.errors import JsonResponse
 from tercet_frontend.api.generation import GenerationResponse, head_of, run_whole
 from tercet_frontend.api.logprobs import TokenNames
@@ -129,7 +129,6 @@ class Responses:
         """
         context = self._context
         serving, fields = await receive(request, context, ResponsesRequest)
-        find_model(serving.cores, fields.model)
         sender = Sender.of(request)
         history: list[dict[str, Any]] = []
         if fields.previous_response_id is not None:

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from tercet_shared.errors import ModelNotFoundError, UnavailableError, bounded
 
 if TYPE_CHECKING:
     from tercet_frontend.access.keys import ApiKey
-    from tercet_frontend.admission import Serving
-    from tercet_frontend.cores.interface import Cores, Generation, GenerationRequest, ServedModel
+    from tercet_frontend.admission import Models, Serving
+    from tercet_frontend.models.served import ListedModel
 
 
-class ScopedCores:
-    """`Cores` as the holder of a key sees them."""
-
-    def __init__(self, cores: Cores, key: ApiKey) -> None:
-        self._cores = cores
-        self._key = key
-
-    def not_ready_reason(self) -> str | None:
-        """See `Cores`."""
-        return self._cores.not_ready_reason()
-
-    def models(self) -> list[ServedModel]:
-        """See `Cores`; those of the key."""
-        return [model for model in self._cores.models() if self._key.may_use(model.name)]
-
-    def submit(self, request: GenerationRequest) -> Generation:
-        """See `Cores`."""
-        return self._cores.submit(request)
+def visible(models: Models, key: ApiKey) -> list[ListedModel]:
+    """Returns the models that can be asked for now, as far as ``key`` may use them."""
+    return [listed for listed in models.listed() if key.may_use(listed.model.name)]
 
 
-def scoped(serving: Serving, key: ApiKey) -> Serving:
-    """Returns what the holder of ``key`` works with."""
-    return replace(serving, cores=ScopedCores(serving.cores, key)) if key.models else serving
+def serving_of(models: Models, key: ApiKey, name: str | None, session: str = "") -> Serving:
+    """Returns what a request with ``key`` works with.
+
+    Args:
+        models: all that there are.
+        key: that the request came with; it counts for the name that was asked for, whatever is behind it.
+        name: of a model, alias or split; None takes the first that there is.
+        session: whose request it is, or empty.
+
+    Raises:
+        ModelNotFoundError: there is none of that name, as far as the key's holder can tell.
+        UnavailableError: it cannot be served now.
+    """
+    if name is None:
+        listed = visible(models, key)
+        if not listed:
+            raise UnavailableError("No core is ready.")
+        name = listed[0].model.name
+    elif not key.may_use(name):
+        raise ModelNotFoundError(f"There is no model {bounded(name, 100)!r} here.", param="model")
+    return models.serving(name, session)

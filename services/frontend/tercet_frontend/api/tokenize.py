@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastapi import APIRouter, Request, Response
 
 from tercet_frontend.api.chat_job import chat_prompt
-from tercet_frontend.api.endpoint import ApiContext, find_model, receive, receive_json
+from tercet_frontend.api.endpoint import ApiContext, receive, receive_json, serving_for
 from tercet_frontend.api.errors import JsonResponse
 from tercet_frontend.api.openapi import body_of
 from tercet_frontend.schemas.chat import ChatRequest
 from tercet_frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from tercet_frontend.schemas.validation import validate
-from tercet_shared.errors import InvalidRequestError, UnavailableError
-
-if TYPE_CHECKING:
-    from tercet_frontend.admission import Serving
-    from tercet_frontend.cores.interface import ServedModel
+from tercet_shared.errors import InvalidRequestError
 
 
 def tokenize_router(context: ApiContext) -> APIRouter:
@@ -27,9 +21,10 @@ def tokenize_router(context: ApiContext) -> APIRouter:
     @router.post("/tokenize", response_class=JsonResponse, openapi_extra=body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         """Makes tokens of a text, or of a conversation as the model would see it."""
-        serving, raw, size = await receive_json(request, context)
+        models, raw, size = await receive_json(request, context)
         fields = await context.beside(lambda: validate(TokenizeRequest, raw), size)
-        model = _model(serving, fields.model)
+        serving = serving_for(request, models, fields)
+        model = serving.model
         tokenizer = serving.text.tokenizer
         if fields.prompt is not None:
             prompt = fields.prompt
@@ -37,7 +32,7 @@ def tokenize_router(context: ApiContext) -> APIRouter:
             ids = await context.encoder.run(lambda: tokenizer.encode(prompt, add_special_tokens=special), len(prompt))
         else:
             chat = await context.beside(lambda: validate(ChatRequest, {**raw, "model": model.name}), size)
-            ids = (await chat_prompt(context, serving, model, chat)).tolist()
+            ids = (await chat_prompt(context, serving, chat)).tolist()
 
         def answer() -> JsonResponse:
             names = [tokenizer.token(token) for token in ids] if fields.return_token_strs else None
@@ -50,7 +45,7 @@ def tokenize_router(context: ApiContext) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """Makes text of tokens, special ones included."""
         serving, fields = await receive(request, context, DetokenizeRequest)
-        model = _model(serving, fields.model)
+        model = serving.model
         if fields.tokens and not 0 <= min(fields.tokens) <= max(fields.tokens) < model.vocab_size:
             raise InvalidRequestError(
                 f"tokens has an id that is not in the vocabulary (0 to {model.vocab_size - 1}).", param="tokens"
@@ -62,13 +57,3 @@ def tokenize_router(context: ApiContext) -> APIRouter:
         return JsonResponse({"prompt": text})
 
     return router
-
-
-def _model(serving: Serving, name: str | None) -> ServedModel:
-    """Returns the model of that name; without one, the model that is served."""
-    if name is not None:
-        return find_model(serving.cores, name)
-    models = serving.cores.models()
-    if not models:
-        raise UnavailableError("No core is ready.")
-    return models[0]

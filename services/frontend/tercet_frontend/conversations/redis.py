@@ -6,11 +6,9 @@ import math
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from redis.exceptions import RedisError
-
 from tercet_frontend.conversations.interface import DEFAULT_TTL, MAX_RECORD_BYTES
-from tercet_frontend.redis_client import redis_client
 from tercet_shared.errors import UnavailableError
+from tercet_shared.registry.client import REDIS_FAILURES, close_client, redis_client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,7 +28,7 @@ class RedisResponses:
     """`ResponseStore` in Redis. Building it connects to nothing; each call finds out anew whether Redis is there.
 
     Args:
-        url: ``redis://[user:password@]host:port/database``, ``rediss://`` for TLS, or ``unix:///path``.
+        url: see `tercet_shared.registry.client`.
         ttl: seconds that a record is kept.
         max_record_bytes: bytes of one record.
         timeout: seconds, see `TIMEOUT`.
@@ -79,12 +77,12 @@ class RedisResponses:
 
     async def close(self) -> None:
         """See `ResponseStore`."""
-        await self._redis.aclose(close_connection_pool=True)
+        await close_client(self._redis)
 
     async def _reached(self, answer: Awaitable[T]) -> T:
         try:
             return await answer
-        except (RedisError, OSError, TimeoutError):
+        except REDIS_FAILURES:
             self._failed_at = self._clock()
             raise _gone() from None
 

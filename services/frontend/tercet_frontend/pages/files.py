@@ -1,4 +1,4 @@
-"""The files of the chat page, read once: what is served, from which path, under which headers."""
+"""The files of the pages, read once: what is served, from which path, under which headers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
 from pathlib import PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ASSETS: Final = "/assets/"
-"""Where the files are that the page loads."""
+"""Where the files are that the pages load."""
+
+_SHARED: Final = frozenset({"api.js", "base.css", "dom.js", "icon.svg", "page.js", "sse.js", "theme.js"})
+"""What both pages load."""
+
+_DASHBOARD: Final = frozenset(
+    {"cores.js", "chart.js", "dashboard.css", "dashboard.html", "dashboard.js", "feed.js", "figures.js", "history.js"}
+)
+"""What the dashboard alone loads; all other files are the chat page's own."""
 
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -57,11 +68,22 @@ class PageFile:
 
 def chat_page_files() -> dict[str, PageFile]:
     """Returns the files of the chat page by URL path; the page itself is ``/``."""
+    return _files("index.html", "/", lambda name: name not in _DASHBOARD)
+
+
+def dashboard_files() -> dict[str, PageFile]:
+    """Returns the files of the dashboard by URL path; the page itself is ``/dashboard``."""
+    return _files("dashboard.html", "/dashboard", lambda name: name in _DASHBOARD | _SHARED)
+
+
+def _files(page: str, path: str, belongs: Callable[[str], bool]) -> dict[str, PageFile]:
     root = resources.files("tercet_frontend.pages") / "assets"
     files = {
-        ASSETS + entry.name: _file(entry.name, entry.read_bytes()) for entry in root.iterdir() if _served(entry.name)
+        ASSETS + entry.name: _file(entry.name, entry.read_bytes())
+        for entry in root.iterdir()
+        if _served(entry.name) and belongs(entry.name)
     }
-    files["/"] = files.pop(ASSETS + "index.html")
+    files[path] = files.pop(ASSETS + page)
     return files
 
 

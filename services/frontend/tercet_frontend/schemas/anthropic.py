@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from tercet_frontend.schemas.asked import Asked
 from tercet_frontend.schemas.common import MAX_STOP_LENGTH, MAX_STOPS
 from tercet_frontend.schemas.kinds import JsonObject, kind_of, refuse_kind
 from tercet_frontend.schemas.messages import MAX_ALL_PARTS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, FunctionName
@@ -129,12 +130,12 @@ class OutputConfig(Strict):
 
 
 class MessagesMetadata(Strict):
-    """Accepted, without effect."""
+    """Who asks."""
 
-    user_id: Text | None = None
+    user_id: Text | None = Field(None, description="Requests of one user go to one core, where possible.")
 
 
-class CountTokensRequest(Strict):
+class CountTokensRequest(Asked):
     """A conversation whose tokens are counted."""
 
     model: Text = Field(description="Name of a served model.")
@@ -191,6 +192,11 @@ class MessagesRequest(CountTokensRequest):
     ) = Field(None, description="Strings at which the answer ends; not part of it.")
     stream: bool | None = Field(None, description="Answer as server-sent events.")
     metadata: MessagesMetadata | None = None
+
+    @property
+    def session(self) -> str:
+        """See `Asked`."""
+        return (self.metadata.user_id if self.metadata is not None else None) or ""
 
     def chat(self) -> dict[str, Any]:
         """Returns the body of the chat request that asks for the same."""

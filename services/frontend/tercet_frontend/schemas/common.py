@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from tercet_frontend.schemas.asked import SessionFields
 from tercet_frontend.schemas.ranges import (
     MIN_P,
     PENALTY,
@@ -121,7 +122,7 @@ class StreamOptions(Strict):
         return raw
 
 
-class GenerationFields(Strict):
+class GenerationFields(SessionFields):
     """Fields of every request that generates text. Ranges that `SamplingParams.check` knows are not repeated here."""
 
     model: Text = Field(description="Name of a served model.")
@@ -197,7 +198,6 @@ class GenerationFields(Strict):
     )
     stream: bool | None = Field(None, description="Answer as server-sent events.")
     stream_options: StreamOptions | None = None
-    user: Text | None = Field(None, description="Accepted, without effect.")
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -71,6 +71,8 @@ class ModelAnswer(Described):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str = Field(description="The model itself; of a name whose requests are divided among models, that name.")
+    parent: str | None = Field(description="What an alias stands for.")
     max_model_len: int = Field(description="Tokens of prompt and output together.")
 
 

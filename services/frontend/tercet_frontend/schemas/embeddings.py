@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from tercet_frontend.schemas.asked import Asked
 from tercet_frontend.schemas.completion import Prompt, prompts_in
 from tercet_frontend.schemas.unbuilt import Neutral, refuse_unbuilt
-from tercet_frontend.schemas.validation import Strict, Text
+from tercet_frontend.schemas.validation import Text  # noqa: TC001  # pydantic evaluates it
 
 INPUT_SCHEMA: dict[str, Any] = {
     "anyOf": [
@@ -30,7 +31,7 @@ _UNBUILT: dict[str, Neutral] = {
 """Fields that clients know from vLLM."""
 
 
-class EmbeddingRequest(Strict):
+class EmbeddingRequest(Asked):
     """Texts of which each becomes one vector."""
 
     model: Text = Field(description="Name of a served model.")
@@ -50,7 +51,12 @@ class EmbeddingRequest(Strict):
     add_special_tokens: bool | None = Field(None, description="Add what the tokenizer adds around a text; the default.")
     truncate_prompt_tokens: int | None = Field(None, description="Keep the last so many tokens; -1: what fits.")
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description="Smaller is served first.")
-    user: Text | None = Field(None, description="Accepted, without effect.")
+    user: Text | None = Field(None, description="Requests of one user go to one core, where possible.")
+
+    @property
+    def session(self) -> str:
+        """See `Asked`."""
+        return self.user or ""
 
     @model_validator(mode="before")
     @classmethod

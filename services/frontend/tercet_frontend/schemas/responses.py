@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from tercet_frontend.schemas.asked import SessionFields
 from tercet_frontend.schemas.chat import ChatRequest
 from tercet_frontend.schemas.kinds import JsonObject, kind_of, refuse_kind
 from tercet_frontend.schemas.messages import MAX_ALL_PARTS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Effort, FunctionName
@@ -213,7 +214,7 @@ class ResponsesChat(ChatRequest):
         return None if found is None else replace(found, param="text.format")
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(SessionFields):
     """Input to be answered, by itself or after an earlier response."""
 
     model: Text = Field(description="Name of a served model.")
@@ -251,7 +252,6 @@ class ResponsesRequest(Strict):
     store: bool | None = Field(None, description="Keep the response for what follows it; true by default.")
     stream: bool | None = Field(None, description="Answer as server-sent events.")
     stream_options: ResponsesStreamOptions | None = None
-    user: Text | None = Field(None, description="Accepted, without effect.")
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from tercet_frontend.schemas.validation import Strict, Text
+from tercet_frontend.schemas.asked import Asked
+from tercet_frontend.schemas.validation import Text  # noqa: TC001  # pydantic evaluates it
 from tercet_shared.errors import InvalidRequestError
 
 MAX_CHARACTERS = 2_000_000
@@ -16,10 +17,10 @@ MAX_TOKENS = 1_000_000
 """Ids of one request to ``/detokenize``; its answer then has a few megabytes."""
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Asked):
     """Either a prompt, or a conversation with what a chat request has of fields that change its tokens."""
 
-    model: Text | None = Field(None, description="Name of a served model; without it, the one that is served.")
+    model: Text | None = Field(None, description="Name of a served model; without it, the first of them.")
     prompt: Annotated[Text, Field(max_length=MAX_CHARACTERS)] | None = Field(None, description="A text.")
     messages: list[dict[str, Any]] | None = Field(None, description="A conversation, as in a chat request.")
     add_special_tokens: bool | None = Field(
@@ -34,8 +35,8 @@ class TokenizeRequest(Strict):
         return self
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(Asked):
     """Tokens to be made into text."""
 
-    model: Text | None = Field(None, description="Name of a served model; there is only one.")
+    model: Text | None = Field(None, description="Name of a served model; without it, the first of them.")
     tokens: Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)]

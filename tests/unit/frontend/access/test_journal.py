@@ -86,7 +86,7 @@ def test_what_is_noted_of_a_request(tmp_path: Path) -> None:
     notes = Notes(access, audit)
     exchange = Exchange(request_id="r", client="192.0.2.1", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
     exchange.key = make_key(tenant="team")
-    exchange.model = "smol"
+    exchange.model, exchange.target = "smol", "smol-2"
     exchange.used(5, 7, ["stop"])
     for status, public in ((200, False), (401, False), (500, False), (200, True)):
         notes.request(
@@ -99,8 +99,8 @@ def test_what_is_noted_of_a_request(tmp_path: Path) -> None:
     assert len(str(entry.pop("path"))) == 200
     assert entry == {
         "request_id": "r", "trace_id": "a" * 32, "method": "POST", "status": 200, "duration": 0.25, "bytes": 9,
-        "tenant": "team", "key": "alice", "client": "192.0.2.1", "model": "smol", "prompt_tokens": 5,
-        "output_tokens": 7, "finish_reasons": ["stop"], "error": None,
+        "tenant": "team", "key": "alice", "client": "192.0.2.1", "model": "smol", "served_model": "smol-2",
+        "prompt_tokens": 5, "output_tokens": 7, "finish_reasons": ["stop"], "error": None,
     }  # fmt: skip
     assert len(lines(tmp_path / "access")) == 4
     audited = lines(tmp_path / "audit")

@@ -19,7 +19,7 @@ from tercet_shared.errors import ConfigurationError, OverloadedError, Unavailabl
 from tests.fakes.redis_server import RedisServer
 from tests.unit.frontend.access.conftest import Clock, make_key
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 @asynccontextmanager

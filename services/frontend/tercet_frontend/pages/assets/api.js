@@ -40,7 +40,8 @@ export const apiKey = {
   },
 };
 
-function headers(more = {}) {
+/** Returns the headers of a request: the key, where there is one, and more. */
+export function headers(more = {}) {
   const key = apiKey.get();
   return key ? { ...more, Authorization: `Bearer ${key}` } : more;
 }
@@ -48,7 +49,8 @@ function headers(more = {}) {
 // Relative to the page, which may be served below a path by a proxy.
 const urlOf = (path) => new URL(path, document.baseURI);
 
-async function ask(path, options) {
+/** Returns the response to a request, once its head is there. Raises ApiError for all others than 200. */
+export async function ask(path, options) {
   let response;
   try {
     response = await fetch(urlOf(path), { ...options, cache: 'no-store', credentials: 'same-origin' });

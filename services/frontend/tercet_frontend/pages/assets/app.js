@@ -2,6 +2,7 @@
 
 import { apiKey, listModels } from './api.js';
 import { announce, button, download, element, fitHeight, toast } from './dom.js';
+import { KeyDialog, pageStorage, themeSwitch } from './page.js';
 import { Run } from './run.js';
 import { Settings } from './settings.js';
 import { Sidebar } from './sidebar.js';
@@ -20,19 +21,9 @@ const RETRY_MOST_MS = 10_000;
 
 const $ = (id) => document.getElementById(id);
 
-function storage() {
-  try {
-    localStorage.setItem('tercet.probe', '1');
-    localStorage.removeItem('tercet.probe');
-    return localStorage;
-  } catch {
-    return null;
-  }
-}
-
 class App {
   constructor() {
-    this.storage = storage();
+    this.storage = pageStorage();
     this.store = new Store(this.storage);
     this.runs = new Map(); // conversation id → Run
     this.models = [];
@@ -47,7 +38,7 @@ class App {
     this.thread = new Thread($('thread'), $('scroll'), $('latest'), {
       edit: (index, text) => this.edit(index, text),
       retry: (index) => this.retry(index),
-      key: () => this.askForKey(),
+      key: () => this.keyDialog.open(),
     });
     this.settings = new Settings((system, params) => this.parametersChanged(system, params));
   }
@@ -55,8 +46,9 @@ class App {
   start() {
     this.listen();
     this.drawers();
-    this.keyDialog();
-    this.theme();
+    this.keyDialog = new KeyDialog(() => this.loadModels());
+    $('set-key').addEventListener('click', () => this.keyDialog.open());
+    themeSwitch(this.storage);
     for (const text of STARTERS) {
       document.querySelector('.starters').append(button(text, { onclick: () => this.send(text) }));
     }
@@ -277,7 +269,7 @@ class App {
       this.models = [];
       if (error.status === 401) {
         this.notice(apiKey.get() ? 'The server does not accept this API key.' : 'This server asks for an API key.', {
-          label: 'Enter a key', run: () => this.askForKey(),
+          label: 'Enter a key', run: () => this.keyDialog.open(),
         });
       } else {
         const next = Math.min(delay * 1.5, RETRY_MOST_MS);
@@ -412,37 +404,6 @@ class App {
     const open = this.panels.filter(({ panel }) => panel.classList.contains('open') && getComputedStyle(panel).position === 'fixed');
     for (const { set } of open) set(false);
     return open.length > 0;
-  }
-
-  keyDialog() {
-    const dialog = $('key-dialog');
-    $('set-key').addEventListener('click', () => this.askForKey());
-    $('key-cancel').addEventListener('click', () => dialog.close());
-    $('key-form').addEventListener('submit', (event) => {
-      event.preventDefault();
-      apiKey.set($('key').value.trim(), $('remember').checked);
-      dialog.close();
-      this.loadModels();
-    });
-  }
-
-  askForKey() {
-    $('key').value = apiKey.get();
-    $('remember').checked = apiKey.remembered();
-    $('key-dialog').showModal();
-    $('key').select();
-  }
-
-  theme() {
-    const root = document.documentElement;
-    for (const input of document.querySelectorAll('#theme input')) {
-      input.checked = input.value === (root.dataset.theme ?? 'auto');
-      input.addEventListener('change', () => {
-        if (input.value === 'auto') delete root.dataset.theme;
-        else root.dataset.theme = input.value;
-        this.storage?.setItem('tercet.theme', input.value);
-      });
-    }
   }
 }
 
