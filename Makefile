@@ -38,7 +38,7 @@ PROTO := proto/tercet_proto/v1/engine.proto
 .SUFFIXES:
 .DEFAULT_GOAL := install
 .PHONY: help install serve test sanitize lint format proto bench-serve bench-frontend bench-isolation bench-core chaos \
-	soak fuzz profile-worker clean
+	bench-routing observe fleet soak fuzz profile-worker clean
 
 help:  ## lists what can be made
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -83,9 +83,17 @@ profile-worker: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model) 
 	@set -e; model='$(MODEL)'; \
 	exec $(BIN)/python -m tests.bench.worker_profile $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
 
+observe: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## shows the trace of one request, and the metrics that it moved
+	@set -e; model='$(MODEL)'; \
+	exec $(BIN)/python -m tests.bench.observe $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
+
 chaos: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## kills and stops workers and clients under load, for DURATION seconds
 	@set -e; model='$(MODEL)'; \
 	exec $(BIN)/python tests/bench/chaos.py --duration=$(or $(DURATION),120) $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
+
+fleet: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## kills and restarts everything in a fleet under load
+	@set -e; model='$(MODEL)'; \
+	exec $(BIN)/python -m tests.bench.fleet $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
 
 soak: $(STAMPS)/dev $(STAMPS)/kernels  ## asks everything at once for DURATION seconds; fails where memory or descriptors grow
 	$(BIN)/python -m tests.bench.soak --duration=$(or $(DURATION),1200) $(if $(MODEL),--model='$(MODEL)') $(ARGS)
@@ -100,6 +108,9 @@ bench-isolation: $(STAMPS)/dev $(if $(MODEL),,$(STAMPS)/model)  ## measures what
 bench-core: $(STAMPS)/dev  ## measures the core's bookkeeping, and requests per second through a whole core
 	$(BIN)/python tests/bench/core.py --through 100000
 	$(BIN)/python tests/bench/core.py $(ARGS)
+
+bench-routing: $(STAMPS)/dev  ## compares the routing policies on 1,000 modelled cores
+	$(BIN)/python -m tests.bench.routing $(ARGS)
 
 clean:  ## removes the environment and everything else that was made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

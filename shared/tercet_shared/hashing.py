@@ -18,6 +18,9 @@ BlockKey = NewType("BlockKey", bytes)
 
 KEY_BYTES = 16
 
+_EMPTY = blake2b(digest_size=KEY_BYTES)
+"""A digest of nothing. Copying it takes half the time of making one; only its copies are fed."""
+
 
 def root_key(model_fingerprint: str, *, adapter: str = "", salt: str = "") -> BlockKey:
     """Returns the key that stands before a prompt's first block."""
@@ -42,10 +45,19 @@ def chain(
     if blocks is not None:
         count = min(count, blocks)
     raw = np.ascontiguousarray(tokens[: count * block_size], dtype="<i4").tobytes()
-    width = block_size * 4
+    return extend(root, raw, block_size * 4)
+
+
+def extend(parent: BlockKey, tokens: bytes, width: int) -> list[BlockKey]:
+    """Returns the keys of the blocks that follow ``parent``: what `block_key` yields, one after the other, but faster.
+
+    ``tokens`` are their ids, little-endian int32, ``width`` bytes for each block.
+    """
     keys: list[BlockKey] = []
-    key = root
-    for start in range(0, count * width, width):
-        key = block_key(key, raw[start : start + width])
-        keys.append(key)
+    key: bytes = parent
+    for start in range(0, len(tokens), width):
+        digest = _EMPTY.copy()
+        digest.update(key + tokens[start : start + width])
+        key = digest.digest()
+        keys.append(key)  # type: ignore[arg-type]  # BlockKey() is a call, which takes a tenth of the time
     return keys

@@ -103,6 +103,7 @@ class Client:
         queue_deadline_s: float = 0.0,
         grammar: pb.Grammar | None = None,
         pooling: pb.Pooling = pb.POOLING_NONE,
+        traceparent: str = "",
         **sampling: Any,
     ) -> None:
         self.choices[handle] = Choice()
@@ -121,6 +122,7 @@ class Client:
                         queue_deadline_s=queue_deadline_s,
                         grammar=grammar,
                         pooling=pooling,
+                        traceparent=traceparent,
                     )
                 ]
             )

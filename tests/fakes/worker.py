@@ -37,7 +37,7 @@ from tercet_shared.wire.step import (
 )
 
 VOCAB = 50_000
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 """Seconds after which a wait fails: far beyond what anything here takes, also on a loaded machine."""
 
 

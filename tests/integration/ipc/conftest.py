@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tercet_shared.ipc.connection import LinkConnection
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Bound of every wait; far above what is expected, so that a busy machine does not fail a test."""
 
 # Silence long enough to be out of the picture where a test is about EOF.

@@ -25,11 +25,18 @@ def test_each_service_gets_what_it_understands_and_the_addresses_fit(monkeypatch
     frontend = parse(FrontendSettings, list(child(made, "front end").argv[3:]))
     core = parse(CoreSettings, list(child(made, "core").argv[3:]))
     worker = parse(WorkerSettings, list(child(made, "worker").argv[3:]))
-    assert (frontend.model, frontend.port, frontend.log_level) == ("model", 9000, "debug")
+    assert (frontend.model, frontend.port, frontend.log_level) == (["model"], 9000, "debug")
     assert (core.model, core.pipeline_depth, core.max_num_seqs) == ("model", 3, 8)
     assert (worker.model, worker.dtype, worker.max_num_seqs) == ("model", "float32", 8)
     assert frontend.core == [core.listen] == ["unix:/run/x/engine.sock"]
     assert core.link == worker.link == RUN / "link.sock"
+
+
+def test_a_redis_is_for_responses_and_quotas_alone() -> None:
+    made = plan(environ={"TERCET_REDIS_URL": "redis://x", "HOME": "/h"})
+    assert "TERCET_REDIS_URL" in child(made, "front end").env
+    assert "TERCET_REDIS_URL" not in child(made, "core").env
+    assert not parse(FrontendSettings, list(child(made, "front end").argv[3:])).discover_cores
 
 
 def test_keys_travel_in_the_environment_of_the_front_end_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tercet_worker.device_thread import DeviceThread
 from tercet_worker.masks import Masks
 from tercet_worker.session import Session
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 VOCAB, WORDS = 70, 3
 DEPTH = 2
 
