@@ -238,21 +238,23 @@ class FrontEnd(Service):
 class Fleet:
     """All processes, in ``directory``."""
 
-    def __init__(self, model: str, directory: Path, http: httpx.AsyncClient) -> None:
+    def __init__(
+        self, model: str, directory: Path, http: httpx.AsyncClient, *, cores: int = CORES, front_ends: int = FRONT_ENDS
+    ) -> None:
         self.http = http
         self.redis = RedisServer(server_binary(), directory)
         common = [f"--redis-url={self.redis.url}", "--log-level=info"]
         self.cores: list[Service] = []
         self.workers: list[Service] = []
         self.front_ends: list[FrontEnd] = []
-        for number in range(CORES):
+        for number in range(cores):
             link, name = directory / f"link{number}.sock", f"core {number}"
             core = ["core", f"--listen=127.0.0.1:{free_port()}", f"--link={link}", f"--model={model}"]
-            core += [f"--grace={GRACE_S}", f"--served-model-name={NAME}", *common]
+            core += [f"--core-id=core-{number}", f"--grace={GRACE_S}", f"--served-model-name={NAME}", *common]
             self.cores.append(Service(name, core, directory / f"core{number}.log"))
             worker = ["worker", f"--link={link}", "--dtype=float32", "--threads=1", "--max-num-seqs=32", model]
             self.workers.append(Service(f"worker {number}", worker, directory / f"worker{number}.log"))
-        for number in range(FRONT_ENDS):
+        for number in range(front_ends):
             ports = {"port": free_port(), "metrics_port": free_port()}
             flags = [f"--port={ports['port']}", f"--metrics-port={ports['metrics_port']}"]
             front_end = ["frontend", *flags, f"--grace={FRONT_END_GRACE_S}", *common, f"{NAME}={model}"]
@@ -270,15 +272,15 @@ class Fleet:
         for service in self.services:
             await service.start()
         for front_end in self.front_ends:
-            await self.wait_ready(front_end, CORES)
+            await self.wait_ready(front_end)
 
-    async def wait_ready(self, front_end: FrontEnd, cores: int = 1) -> None:
-        """Returns when ``front_end`` takes requests and so many cores are ready behind it."""
+    async def wait_ready(self, front_end: FrontEnd) -> None:
+        """Returns when ``front_end`` takes requests and all cores are ready behind it."""
         async with asyncio.timeout(READY_S):
             while True:
                 with contextlib.suppress(httpx.TransportError):
                     ready = await self.http.get(f"{front_end.url}/readyz")
-                    if ready.status_code == 200 and await self.ready_cores(front_end) >= cores:
+                    if ready.status_code == 200 and await self.ready_cores(front_end) >= len(self.cores):
                         front_end.open = True
                         return
                 await asyncio.sleep(0.1)  # a probe, as an orchestrator's
@@ -292,7 +294,7 @@ class Fleet:
     async def wait_whole(self) -> None:
         """Returns when all cores are ready again behind all front ends that run."""
         for front_end in self.front_ends:
-            await self.wait_ready(front_end, CORES)
+            await self.wait_ready(front_end)
 
     async def end(self) -> None:
         """Kills what still runs."""
@@ -342,26 +344,26 @@ async def ask(http: httpx.AsyncClient, url: str, one: Ask, latencies: Latencies 
             if answer.status_code != 200:
                 raise RuntimeError(f"{answer.status_code} {answer.text[:300]}")
             return normal(answer.json())
+        begin = time.monotonic()
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         async with http.stream("POST", url + one.path, json=body) as response:
             if response.status_code in (429, 503):
                 raise TurnedAwayError
             if response.status_code != 200:
                 raise RuntimeError(f"{response.status_code} {(await response.aread())[:300]!r}")
-            return await joined(response, latencies)
+            return await joined(response, latencies, begin)
     except httpx.ConnectError as error:
         raise TurnedAwayError from error
     except httpx.TransportError as error:
         raise RuntimeError(f"the connection broke: {error!r}") from error
 
 
-async def joined(response: httpx.Response, latencies: Latencies | None) -> Any:
-    """Returns a stream's choices, put together, and its usage."""
+async def joined(response: httpx.Response, latencies: Latencies | None, begin: float) -> Any:
+    """Returns a stream's choices, put together, and its usage; ``begin`` is when it was asked for."""
     choices: dict[int, dict[str, Any]] = {}
     usage = None
     done = False
-    begin = last = time.monotonic()
-    first, silence = 0.0, 0.0
+    last = first = silence = 0.0
     async for line in response.aiter_lines():
         if not line.startswith("data: "):
             continue
@@ -472,7 +474,7 @@ async def trouble(fleet: Fleet, draw: random.Random) -> None:
         await front_end.stop()
         front_end.renew()
         await front_end.start()
-        await fleet.wait_ready(front_end, CORES)
+        await fleet.wait_ready(front_end)
         await asyncio.sleep(BETWEEN_S)
     await registry_outage(fleet)
 
