@@ -177,13 +177,15 @@ class Service:
     log: Path
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
+    before: Sequence[str] = ()
+    """A command that runs it, as ``ip netns exec``."""
 
     async def start(self) -> None:
         """Starts it; what it writes goes to its log."""
         self.starts += 1
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tercet_shared.cli", *self.arguments), stdout=log, stderr=log
+                *(*self.before, sys.executable, "-m", "tercet_shared.cli", *self.arguments), stdout=log, stderr=log
             )
 
     async def stop(self) -> None:

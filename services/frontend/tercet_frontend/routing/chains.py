@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from tercet_shared.hashing import BlockKey
 
-STRETCH = 16
+STRETCH = 32
 """Blocks that are hashed, or remembered, at a time."""
 
-MOST_STRETCHES = 4_096
+MOST_STRETCHES = 2_048
 
 
 class ChainMemory:
-    """The keys of stretches of prompts, the latest used; about 2 KB each at blocks of 16 tokens.
+    """The keys of stretches of prompts, the latest used; about 4 KB each at blocks of 16 tokens.
 
     Args:
         most: stretches that are kept.

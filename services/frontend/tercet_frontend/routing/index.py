@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tercet_shared.hashing import BlockKey
     from tercet_shared.registry.interface import BlockBatch
 
-Depths = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.uint16]
 
 MOST_PAIRS = 1_048_576
 MOST_PAIRS_OF_CORE = 1_048_576
@@ -66,14 +66,16 @@ class Match(NamedTuple):
         self.cores.append(cores)
         self.ends.append(end)
 
-    def depths(self, width: int) -> Depths:
-        """Returns how many blocks each number matches, int64[width + 1]; the last one is for nobody, and 0."""
-        depths = np.zeros(width + 1, np.int64)
+    def counts(self, width: int) -> Counts:
+        """Returns in how many of the sets each number is, uint16[width + 1]: in the first so many.
+
+        The last one is for nobody, and 0.
+        """
         raw = b"".join([cores.to_bytes(width // 8, "little") for cores in self.cores])
         bits = np.unpackbits(np.frombuffer(raw, np.uint8).reshape(len(self.cores), -1), axis=1, bitorder="little")
-        # Who is in n of the sets is in the first n.
-        depths[:width] = np.array([0, *self.ends]).take(bits.sum(axis=0, dtype=np.uint16))
-        return depths
+        counts = np.zeros(width + 1, np.uint16)
+        np.add.reduce(bits, axis=0, dtype=np.uint16, out=counts[:width])
+        return counts
 
 
 class _Known:
@@ -164,8 +166,8 @@ class PrefixIndex:
     def match(self, chain: PromptChain, now: float) -> Match:
         """Returns how far the cores have a prompt cached or are expected to, from its first block on.
 
-        Where all cores that are still in the running have the last block of a stretch, they are taken to have the
-        whole stretch (see the module). The chain is hashed as far as any core matches, and a little further. ``now`` is
+        Where all cores that are still in the running have the last block of some, they are taken to have them all (see
+        the module). The chain is hashed as far as any core matches, and a little further. ``now`` is
         in milliseconds.
         """
         self._expire(now)
@@ -174,13 +176,12 @@ class PrefixIndex:
         among, begin, end, position = self._alive, 0, 0, 0  # of the run in the making; and of the next block
         keys = chain.keys
         while among and (position < len(keys) or chain.grow()):
-            last = position + STRETCH
-            if not coarse and last <= len(keys):
-                expected = self._expected.cores(keys, last) & trusted
-                if not among & ~(self._having(keys[last - 1]) | expected):
-                    position = end = last
+            if not coarse:
+                passed = self._passed(keys, position, among, trusted)
+                if passed:
+                    position = end = position + passed
                     continue
-            for key in keys[position:last]:
+            for key in keys[position : position + EVERY]:
                 if not position % EVERY:
                     expected = self._expected.cores(keys, position + EVERY) & trusted
                 position += 1
@@ -205,6 +206,16 @@ class PrefixIndex:
         self._expected.add(keys, begin, bit, now)
 
     # -- within
+
+    def _passed(self, keys: list[BlockKey], position: int, among: int, trusted: int) -> int:
+        """Returns how many blocks from ``position`` on all of ``among`` have, as the last of them tells."""
+        for step in (STRETCH, EVERY):
+            end = position + step
+            if end <= len(keys):
+                there = self._having(keys[end - 1])
+                if there & among == among or (there | self._expected.cores(keys, end) & trusted) & among == among:
+                    return step
+        return 0
 
     def _having(self, key: BlockKey) -> int:
         return self._shards[key[1] % _SHARDS].get(key, 0)

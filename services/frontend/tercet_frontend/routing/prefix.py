@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tercet_frontend.cores.interface import GenerationRequest
     from tercet_frontend.routing.columns import F64, CoreColumns, Group, Rows
+    from tercet_shared.hashing import BlockKey
 
 MOST_BLOCKS = 2_048
 """Of a prompt's blocks, so many are compared at most; more would hold up the event loop for milliseconds."""
@@ -35,6 +36,8 @@ work of a decision. The next request with the same long prompt goes on where thi
 
 WORK = 1.5
 """What it weighs to have a token computed, by the time that takes: those who come behind wait for it too."""
+
+MOST_ROOTS = 1_024
 
 ALIKE_MS = 2.0
 """Costs that differ by less are taken for equal: no estimate is better, and several front ends must not all agree."""
@@ -53,6 +56,8 @@ class Prefix:
         self._random = random.Random() if rng is None else rng  # noqa: S311  # no secret
         self._memory = ChainMemory()
         self._latest: tuple[npt.NDArray[np.int32], str, _Chains] | None = None
+        self._roots: dict[tuple[str, str], BlockKey] = {}
+        self._noise = np.zeros(0)
         self._numbers = np.zeros(0, np.int64)  # of each row in the index; `width` where it knows nothing
         self._numbered = (-1, -1)
 
@@ -65,21 +70,19 @@ class Prefix:
             missing = self._missing(chains, group, columns, prompt, now)
         cost = columns.wait_ms(group.at, now)
         cost += columns.token_ms[group.at] * (WORK * prompt if missing is None else WORK * missing)
-        place = self._among_equals(cost)
+        place = self._least(cost)
         row = int(group.rows[place])
         tokens = prompt if missing is None else int(missing[place])
         self._expect(chains, columns, row, prompt - tokens, now)
         return Choice(row, tokens)
 
-    def _among_equals(self, cost: F64) -> int:
-        """Returns the place of the least cost; one of two that are drawn where several are as good."""
-        equals = (cost <= cost.min() + ALIKE_MS).nonzero()[0]
-        count = len(equals)
-        if count == 1:
-            return int(equals[0])
-        draw = self._random.random
-        one, other = equals[int(draw() * count)], equals[int(draw() * count)]
-        return int(one if cost[one] <= cost[other] else other)
+    def _least(self, cost: F64) -> int:
+        """Returns the place of the least cost, drawn among those less than `ALIKE_MS` apart; ``cost`` is spoilt."""
+        if len(self._noise) < 2 * len(cost):
+            self._noise = np.array([self._random.random() * ALIKE_MS for _ in range(4 * len(cost))])
+        begin = int(self._random.random() * (len(self._noise) - len(cost)))
+        cost += self._noise[begin : begin + len(cost)]
+        return int(cost.argmin())
 
     def _chains(self, request: GenerationRequest, group: Group) -> _Chains:
         """Returns the prompt's chain for each kind of core; only blocks that can be matched.
@@ -95,10 +98,18 @@ class Prefix:
         for fingerprint, block_size, _ in group.kinds:
             if (fingerprint, block_size) not in chains:
                 blocks = min((len(request.prompt_ids) - 1) // block_size, MOST_BLOCKS)
-                root = root_key(fingerprint, salt=request.cache_salt)
+                root = self._root(fingerprint, request.cache_salt)
                 chain = PromptChain(root, request.prompt_ids, block_size, blocks, self._memory)
                 chains[fingerprint, block_size] = chain
         return chains
+
+    def _root(self, fingerprint: str, salt: str) -> BlockKey:
+        root = self._roots.get((fingerprint, salt))
+        if root is None:
+            if len(self._roots) >= MOST_ROOTS:
+                self._roots.clear()
+            root = self._roots[fingerprint, salt] = root_key(fingerprint, salt=salt)
+        return root
 
     def _missing(self, chains: _Chains, group: Group, columns: CoreColumns, prompt: int, now: float) -> F64 | None:
         """Returns how many tokens of the prompt each core has to compute, float64[n]; None: none has any cached."""
@@ -107,14 +118,13 @@ class Prefix:
             match = self.sink.match(chains[fingerprint, block_size], now)
             if not match.ends:
                 continue
+            left = np.array([prompt, *[prompt - end * block_size for end in match.ends]], np.float64)  # by count
+            found: F64 = left.take(match.counts(self.sink.width).take(self._row_numbers(columns)[group.at]))
+            if len(group.kinds) == 1:
+                return found
             if missing is None:
                 missing = np.full(len(group.rows), float(prompt))
-            depths = match.depths(self.sink.width)
-            numbers = self._row_numbers(columns)[group.at]
-            if len(group.kinds) == 1:
-                missing -= depths.take(numbers) * block_size
-            else:
-                missing[places] -= depths.take(numbers[places]) * block_size
+            missing[places] = found[places]
         return missing
 
     def _expect(self, chains: _Chains, columns: CoreColumns, row: int, cached: int, now: float) -> None:
