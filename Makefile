@@ -85,7 +85,7 @@ profile-worker: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model) 
 
 observe: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## shows the trace of one request, and the metrics that it moved
 	@set -e; model='$(MODEL)'; \
-	exec $(BIN)/python -m tests.bench.observe $(ARGS) "$${model:-$$(cat $(STAMPS)/model)}"
+	exec $(BIN)/python -m tests.bench.observe "$${model:-$$(cat $(STAMPS)/model)}" $(ARGS)
 
 chaos: $(STAMPS)/dev $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## kills and stops workers and clients under load, for DURATION seconds
 	@set -e; model='$(MODEL)'; \

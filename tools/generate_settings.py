@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ByteSize
 
-from tercet_shared.config import Common, CoreSettings, FrontendSettings, WorkerSettings
+from tercet_shared.config import Common, CoreSettings, FrontendSettings, WorkerSettings, is_positional
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +138,9 @@ def document() -> str:
 
 
 def _row(name: str, info: FieldInfo) -> str:
-    flag = name.upper() if info.is_required() else f"--{name.replace('_', '-')}"
+    flag = f"--{name.replace('_', '-')}"
+    if is_positional(name, info):
+        flag = name.upper() if info.is_required() else f"{name.upper()} …"
     return f"| `{flag}` | `TERCET_{name.upper()}` | {_default(info)} | {_cell(info.description or '')} |"
 
 

@@ -255,7 +255,11 @@ class WorkerOptions(BaseModel):
     )
     num_kv_blocks: int | None = Field(None, ge=2, description="Blocks of the KV cache, instead of a memory size.")
     threads: int | None = Field(
-        None, ge=1, le=1024, description="Threads that compute; by default the processors that this process may use."
+        None,
+        ge=1,
+        le=1024,
+        description="Threads that compute; by default as many as processors that this process may use, one less where "
+        "they are more than two.",
     )
 
 
@@ -287,7 +291,7 @@ class _Settings(BaseSettings):
         flags: list[str] = []
         for name, info in type(self).model_fields.items():
             value = getattr(self, name)
-            if _is_positional(name, info):
+            if is_positional(name, info):
                 positional.extend([_quoted(item) for item in value] if isinstance(value, list) else [str(value)])
             elif value == info.get_default(call_default_factory=True) or value is None:
                 continue
@@ -308,7 +312,8 @@ class _Settings(BaseSettings):
 S = TypeVar("S", bound=_Settings)
 
 
-def _is_positional(name: str, info: FieldInfo) -> bool:
+def is_positional(name: str, info: FieldInfo) -> bool:
+    """Returns whether a setting is given on the command line without a flag."""
     return name == _POSITIONAL and info.default is not None
 
 
@@ -412,7 +417,9 @@ class CoreSettings(_Settings, Common, SchedulerOptions, LimitOptions):
     listen: str = Field("127.0.0.1:8100", description="Address for front ends, as host:port or unix:/path.")
     link: Path = Field(Path("run/worker.sock"), description="Unix socket to which the worker connects.")
     model: str | None = Field(
-        None, description="The worker's model, whose tokenizer grammars need; without it they are refused."
+        None,
+        description="The worker's model, whose tokenizer grammars need; without it they are refused. With Redis, front "
+        "ends read the tokenizer there too.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
     core_id: str | None = Field(None, description="Name of this core; by default one is made up at each start.")
@@ -478,11 +485,12 @@ def parse(kind: type[S], argv: list[str]) -> S:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""  # of a list: not which of its values
-        positional = name in kind.model_fields and _is_positional(name, kind.model_fields[name])
+        positional = name in kind.model_fields and is_positional(name, kind.model_fields[name])
         flag = name.upper() if positional else f"--{_kebab(name)} (TERCET_{name.upper()})"
         raise ConfigurationError(f"{flag}: {first['msg']}.", param=name) from error
 
 
 __all__ = [
-    "Common", "CoreSettings", "Dtype", "FrontendSettings", "MiB", "ServeSettings", "WorkerSettings", "parse",
+    "Common", "CoreSettings", "Dtype", "FrontendSettings", "MiB", "ServeSettings", "WorkerSettings",
+    "is_positional", "parse",
 ]  # fmt: skip

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_SETTINGS = ("mtls_cert", "mtls_key", "mtls_ca")
+
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
@@ -78,11 +80,7 @@ class MutualTls:
         return _configuration(contents)
 
     def _stamps(self) -> tuple[tuple[int, int, int], ...]:
-        try:
-            stats = [path.stat() for path in self._files]
-        except OSError as error:
-            raise ConfigurationError(f"{error.filename} cannot be read: {error.strerror}.", param="mtls_cert") from None
-        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
+        return tuple(_stamp(path, name) for path, name in zip(self._files, _SETTINGS, strict=True))
 
     def _read(self) -> _Contents:
         certificate, key, issuers = self._files
@@ -135,6 +133,15 @@ def channel_options(settings: Common) -> list[tuple[str, str]]:
 def is_local(address: str) -> bool:
     """Returns whether an address of gRPC is a Unix socket."""
     return address.startswith("unix:")
+
+
+def _stamp(path: Path, name: str) -> tuple[int, int, int]:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        flag = name.replace("_", "-")
+        raise ConfigurationError(f"The file {path} (--{flag}) cannot be read: {error.strerror}.", param=name) from None
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def _configuration(contents: _Contents) -> grpc.ServerCertificateConfiguration:

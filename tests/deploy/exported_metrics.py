@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from tercet_core.metrics import CoreMetrics
+from tercet_core.metrics import CoreMetrics, observe_registry
 from tercet_frontend.telemetry.fleet import FleetMetrics
 from tercet_frontend.telemetry.metrics import RequestMetrics, observe_edge
 from tercet_shared.telemetry.exposition import prometheus_name
@@ -74,6 +74,7 @@ def _meters() -> Iterator[tuple[str, Meter]]:
     yield "tercet-frontend", meter
     meter = Meter()
     CoreMetrics(meter, anything)
+    observe_registry(meter, anything)
     yield "tercet-core", meter
     meter = Meter()
     WorkerMetrics(meter)

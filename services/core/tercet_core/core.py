@@ -15,7 +15,7 @@ from tercet_core.dumps import StepDumps
 from tercet_core.engine import Engine
 from tercet_core.grammar.service import GrammarService
 from tercet_core.links.gate import WorkerGate
-from tercet_core.metrics import CoreMetrics
+from tercet_core.metrics import CoreMetrics, observe_registry
 from tercet_core.observer import Observer
 from tercet_core.scheduling.scheduler import Scheduler
 from tercet_core.scheduling.state import Limits
@@ -74,6 +74,7 @@ async def _serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event
         ready=service.not_ready_reason,
     )
     observer = Observer(CoreMetrics(telemetry.meter, service), RequestTraces(telemetry.tracing, core_id))
+    observe_registry(telemetry.meter, membership)
     service.observe(observer)
     async with telemetry:
         with listener:
@@ -104,6 +105,9 @@ async def _serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event
 
 class NoMembership:
     """The membership of a core that front ends know by its address."""
+
+    healthy = True
+    failures = 0
 
     def join(self, blocks: BlockLog) -> None:
         """Registers nowhere."""

@@ -44,7 +44,9 @@ def advertised(settings: CoreSettings) -> str:
             "a front end could connect to.",
             param="advertise",
         )
-    raise ConfigurationError(f"--advertise must be host:port or unix:/path, not {address}.", param="advertise")
+    raise ConfigurationError(
+        f"--advertise must be host:port or unix:/path, as front ends reach it, not {address}.", param="advertise"
+    )
 
 
 def _log_fault(task: asyncio.Task[None]) -> None:
@@ -72,6 +74,16 @@ class Membership:
         self._member: RedisMember | None = None
         self._running: asyncio.Task[None] | None = None
 
+    @property
+    def healthy(self) -> bool:
+        """Whether the registry has what the core says; not before the core has its worker."""
+        return self._member is not None and self._member.healthy
+
+    @property
+    def failures(self) -> int:
+        """How often the registry could not be reached, or refused."""
+        return 0 if self._member is None else self._member.failures
+
     def record(self) -> CoreRecord:
         """Returns what the core says of itself now; it must have its worker."""
         welcome, stats = self._service.introduction, self._service.stats()
@@ -96,6 +108,8 @@ class Membership:
 
     def join(self, blocks: BlockLog) -> None:
         """Begins to register the core, which has its worker by now; ``blocks``: its block events."""
+        if self._settings.model is None:
+            _log.warning("without --model only front ends that are given the model use this core")
         self._member = RedisMember(
             self._client,
             self._settings.redis_prefix,

@@ -39,8 +39,38 @@ class Source(Protocol):
         """Returns whether a worker is connected."""
 
 
+class Registered(Protocol):
+    """Where the core is registered; see `tercet_core.membership`."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the registry has what the core says."""
+
+    @property
+    def failures(self) -> int:
+        """How often the registry could not be reached, or refused."""
+
+
+def observe_registry(meter: Meter, registered: Registered) -> None:
+    """Makes the instruments of a core's place in its fleet."""
+    meter.observe(
+        Kind.GAUGE,
+        "tercet.registry.healthy",
+        "",
+        "1 while the registry has what the core says, or there is none; else 0.",
+        lambda: int(registered.healthy),
+    )
+    meter.observe(
+        Kind.COUNTER,
+        "tercet.registry.failures",
+        "{failure}",
+        "Rounds in which the core could not reach the registry, or was refused.",
+        lambda: registered.failures,
+    )
+
+
 class CoreMetrics:
-    """All instruments of one core."""
+    """All instruments of one core, but for its registry's."""
 
     def __init__(self, meter: Meter, source: Source) -> None:
         self._source = source

@@ -326,5 +326,9 @@ def make_server(service: EngineService, settings: CoreSettings) -> tuple[grpc.ai
         else:
             server.add_secure_port(settings.listen, tls.server_credentials())
     except RuntimeError as error:
-        raise ConfigurationError(f"cannot listen on {settings.listen}: {error}", param="listen") from error
+        raise ConfigurationError(
+            f"Cannot listen on {settings.listen} (--listen): it is not host:port or unix:/path, no address of this "
+            "machine, or in use by another program.",
+            param="listen",
+        ) from error
     return server, checks

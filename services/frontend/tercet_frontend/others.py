@@ -17,7 +17,7 @@ import orjson
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tercet_shared.errors import UnavailableError
-from tercet_shared.registry.client import REDIS_FAILURES, is_cluster
+from tercet_shared.registry.client import REDIS_FAILURES, is_cluster, raise_if_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,6 +103,7 @@ class OtherFrontEnds:
                 if not said:
                     logger.warning("requests of other front ends cannot be ended (%s)", type(error).__name__)
                 said = True
+            raise_if_cancelled()
             await asyncio.sleep(_PAUSE)
 
     async def cancel(self, tenant: str, name: str) -> int:
@@ -115,6 +116,7 @@ class OtherFrontEnds:
         try:
             async with asyncio.timeout(PATIENCE):
                 heard = await self._client.publish(self._questions_channel, message)
+                raise_if_cancelled()  # also when the time is over: nothing would end the wait below
                 # A node of a cluster knows only who is connected to itself; then the time decides.
                 question.expected = None if is_cluster(self._client) else int(heard)
                 question.check()
@@ -133,6 +135,7 @@ class OtherFrontEnds:
             await channel.subscribe(self._questions_channel, self._answers_channel)
             subscribed, tried = 0, False
             while True:
+                raise_if_cancelled()
                 message = await channel.get_message(timeout=_IDLE)
                 if message is None:
                     if tried:

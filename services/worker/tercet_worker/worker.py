@@ -112,11 +112,14 @@ async def _join(path: Path, offer: WorkerHello, stop: asyncio.Event, patience_s:
     delay = _FIRST_DELAY
     clock = asyncio.get_running_loop().time
     patient_until = clock() + patience_s
+    quiet = False  # whether it was said that there is no core
     while not stop.is_set():
         try:
             return await _unless(stop, connect(path, encode_hello(offer)))
         except LinkUnavailableError as error:
-            logger.debug("%s; next attempt in %.2f s", error.message, delay)
+            if delay == _LONGEST_DELAY and not quiet:  # else it is about to come
+                logger.info("%s; looking on", error.message)
+                quiet = True
         except LinkRejectedError as error:
             if clock() >= patient_until:
                 raise LinkError(f"The core at {path} refused this worker: {error.message}") from error

@@ -85,7 +85,10 @@ class LogReporter:
     """Writes events to the log."""
 
     def progress(self, stage: str, fraction: float | None = None) -> None:  # noqa: D102  # see Reporter
-        logger.debug("%s%s", stage, "" if fraction is None else f" {fraction:.0%}")
+        if fraction is None:
+            logger.info("%s", stage)
+        else:
+            logger.debug("%s %.0f%%", stage, 100 * fraction)
 
     def ready(self, **detail: Any) -> None:  # noqa: D102  # see Reporter
         logger.info("ready%s", "".join(f" {key}={value}" for key, value in detail.items()))

@@ -54,6 +54,7 @@ class BlockFollower:
         self._sink = sink
         self._followed: dict[str, _Followed] = {}
         self._first = 0  # whose turn it is to be read first
+        self._wrong: ProtocolError | None = None  # the latest of this round
 
     def known(self, core_id: str, life: int) -> None:
         """Follows a core from now on; a core that has begun a new life is followed anew."""
@@ -71,7 +72,15 @@ class BlockFollower:
 
         Raises:
             RedisError, OSError: Redis cannot be reached, or refuses.
+            ProtocolError: what it has of a core makes no sense; it was followed as far as possible, and so were others.
         """
+        self._wrong = None
+        more = await self._follow()
+        if self._wrong is not None:
+            raise self._wrong
+        return more
+
+    async def _follow(self) -> bool:
         left = MAX_EVENTS
         ids = list(self._followed)
         self._first = self._first % len(ids) if ids else 0
@@ -80,7 +89,10 @@ class BlockFollower:
             part = ids[start : start + _STREAMS]
             for core_id in part:
                 if (followed := self._followed.get(core_id)) is not None and followed.number is None and left > 0:
-                    left -= await self._load(core_id, followed)
+                    try:
+                        left -= await self._load(core_id, followed)
+                    except ProtocolError as error:
+                        self._wrong = error
             while part and left > 0:
                 part, count = await self._read(part)
                 left -= count
@@ -101,7 +113,7 @@ class BlockFollower:
             head = json.loads(raw)
             life, number, incarnation = int(head["life"]), int(head["number"]), str(head["incarnation"])
             pieces = [str(piece) for piece in head["pieces"]]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise ProtocolError(f"The snapshot of core {core_id!r} in Redis makes no sense.") from None
         keys = bytearray()
         for piece in pieces:
@@ -140,7 +152,11 @@ class BlockFollower:
             for entry_id, fields in entries:
                 if followed.number is None:
                     break
-                count += self._take(core_id, followed, entry_id, fields)
+                try:
+                    count += self._take(core_id, followed, entry_id, fields)
+                except ProtocolError as error:
+                    self._lose(core_id, followed)
+                    self._wrong = error
             if len(entries) == _ENTRIES and followed.number is not None:
                 more.append(core_id)
         return more, count

@@ -71,6 +71,7 @@ class BlockPublisher:
         self._snapshot_age = snapshot_age
         self._clock = clock
         self._number: int | None = None  # of the last event that Redis has; None: it has nothing
+        self._lost = False  # perhaps, since `publish` began
         self._streaming = False  # whether the stream exists
         self._snapshots = (0, 0)  # numbers of the latest snapshot and of the one before it
         self._pieces: list[str] = []  # of the latest snapshot
@@ -78,8 +79,9 @@ class BlockPublisher:
         self._touched_at = 0.0
 
     def reset(self) -> None:
-        """Begins anew with the next `publish`, because Redis may have lost something."""
+        """Begins anew with the next `publish`, because Redis may have lost something; perhaps while one runs."""
         self._number = None
+        self._lost = True
 
     async def publish(self) -> None:
         """Writes what has happened since the last time.
@@ -88,6 +90,7 @@ class BlockPublisher:
             RedisError, OSError: Redis cannot be reached, or refuses; the next call begins anew.
         """
         number, self._number = self._number, None  # until all went well
+        self._lost = False
         if number is None:
             number = await self._begin()
         while True:
@@ -107,7 +110,8 @@ class BlockPublisher:
             await self._client.xtrim(self._stream, minid=f"{self._life}-{self._snapshots[1] + 1}", approximate=False)
         if self._clock() - self._touched_at >= LIFETIME / 4 and not await self._touch():
             return  # something is gone: anew the next time
-        self._number = number
+        if not self._lost:
+            self._number = number
 
     async def remove(self) -> None:
         """Takes everything away. Raises as `publish` does."""

@@ -28,6 +28,11 @@ VERSION = 1
 MAX_CHANGES = 1_000
 """Announcements that are kept, about."""
 
+_MOST = 2**53
+"""No number of a record is greater: times in ms, counts."""
+
+_MOST_TTL_MS = 86_400_000
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -109,10 +114,10 @@ def core_of(core_id: str, fields: dict[bytes, bytes]) -> StoredCore:
         text = {name.decode(): value.decode() for name, value in fields.items()}
         names = _names(json.loads(text["served_names"]))
         load = CoreLoad(
-            running=int(text["running"]),
-            waiting=int(text["waiting"]),
-            pending_tokens=int(text["pending_tokens"]),
-            free_blocks=int(text["free_blocks"]),
+            running=_number(text["running"]),
+            waiting=_number(text["waiting"]),
+            pending_tokens=_number(text["pending_tokens"]),
+            free_blocks=_number(text["free_blocks"]),
         )
         record = CoreRecord(
             core_id=core_id,
@@ -123,13 +128,20 @@ def core_of(core_id: str, fields: dict[bytes, bytes]) -> StoredCore:
             revision=text["revision"],
             model_fingerprint=text["model_fingerprint"],
             tokenizer_fingerprint=text["tokenizer_fingerprint"],
-            block_size=int(text["block_size"]),
+            block_size=_number(text["block_size"], least=1),
             state=CoreState(text["state"]),
             load=load,
         )
-        return StoredCore(record, int(text["life"]), int(text["ttl_ms"]) / 1e3)
-    except (KeyError, ValueError):
+        return StoredCore(record, _number(text["life"]), _number(text["ttl_ms"], 1, _MOST_TTL_MS) / 1e3)
+    except (KeyError, ValueError, RecursionError):
         raise ProtocolError(f"What Redis says of core {core_id!r} makes no sense.") from None
+
+
+def _number(text: str, least: int = 0, most: int = _MOST) -> int:
+    number = int(text)
+    if not least <= number <= most:
+        raise ValueError
+    return number
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -161,5 +173,5 @@ def decode_route(raw: bytes) -> RouteRecord:
             traceparent=str(fields["traceparent"]),
             state=str(fields["state"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise ProtocolError("The route in Redis makes no sense.") from None

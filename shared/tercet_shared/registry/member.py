@@ -12,6 +12,8 @@ from tercet_shared.registry.client import REDIS_FAILURES, raise_if_cancelled
 from tercet_shared.registry.layout import MAX_CHANGES, Keys, StoredCore, core_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tercet_shared.registry.blocks import BlockLog
     from tercet_shared.registry.client import RedisClient
     from tercet_shared.registry.interface import CoreRecord
@@ -66,13 +68,14 @@ class RedisMember:
             client, self._keys, self._core_id, blocks, lambda: itself.record().incarnation, self._life
         )
         self._announced: StoredCore | None = None
-        self._healthy = False
+        self._away = {"record"}  # what did not reach Redis the last time
         self._news = asyncio.Event()
+        self._registered = asyncio.Event()  # for the first time
 
     @property
     def healthy(self) -> bool:
         """Whether Redis has what this core says."""
-        return self._healthy
+        return not self._away
 
     def changed(self) -> None:
         """Says that the record differs in more than its load: that is announced at once."""
@@ -80,24 +83,39 @@ class RedisMember:
 
     async def run(self) -> None:
         """Keeps the core registered until cancelled; failures of Redis never end it."""
+        # Apart: a snapshot takes a while, which must not look as if the core had vanished.
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_record())
+            group.create_task(self._keep_blocks())
+
+    async def _keep_record(self) -> None:
         while True:
             self._news.clear()
+            await self._succeeds("record", self._round)
             try:
-                async with asyncio.timeout(PATIENCE):
-                    await self._round()
-            except REDIS_FAILURES as error:
-                self._failed(error)
-            else:
-                if not self._healthy:
-                    _log.info("core %s is registered", self._core_id)
-                self._healthy = True
-            raise_if_cancelled()
-            try:
-                # Block events go out between heartbeats too.
                 async with asyncio.timeout(self._interval / 2):
                     await self._news.wait()
             except TimeoutError:
                 continue
+
+    async def _keep_blocks(self) -> None:
+        await self._registered.wait()  # which finds out whether Redis has anything
+        while True:
+            await self._succeeds("blocks", self._blocks.publish)
+            await asyncio.sleep(self._interval / 2)
+
+    async def _succeeds(self, what: str, round_: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await round_()
+        except REDIS_FAILURES as error:
+            self._failed(what, error)
+        else:
+            if what in self._away:
+                self._away.discard(what)
+                if not self._away:
+                    _log.info("core %s is registered", self._core_id)
+        raise_if_cancelled()
 
     async def leave(self) -> None:
         """Takes the core out of the registry, if Redis can be reached; else its keys expire. `run` has ended."""
@@ -108,7 +126,7 @@ class RedisMember:
                 await self._announce("down")
                 await self._blocks.remove()
         except REDIS_FAILURES as error:
-            self._failed(error)
+            self._failed("record", error)
 
     async def _round(self) -> None:
         core = StoredCore(self._itself.record(), self._life, self._ttl)
@@ -126,15 +144,15 @@ class RedisMember:
             await self._client.zremrangebyscore(self._keys.cores, 0, (time.time() - _FORGOTTEN) * 1e3)
             await self._announce("up")
             self._announced = core
-        await self._blocks.publish()
+        self._registered.set()
 
     async def _announce(self, what: str) -> None:
         await self._client.xadd(
             self._keys.changes, {"core": self._core_id, "what": what}, maxlen=MAX_CHANGES, approximate=True
         )
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, what: str, error: Exception) -> None:
         self.failures += 1
-        if self._healthy or self.failures == 1:
+        if not self._away or self.failures == 1:
             _log.warning("Redis cannot be reached (%s); core %s goes on without", type(error).__name__, self._core_id)
-        self._healthy = False
+        self._away.add(what)

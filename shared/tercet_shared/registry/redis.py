@@ -174,7 +174,10 @@ class RedisFleet:
             self._away.add(what)
             raise_if_cancelled()
             return False
-        self._away.discard(what)
+        if what in self._away:
+            self._away.remove(what)
+            if not self._away and self.failures:
+                _log.info("Redis can be used again")
         raise_if_cancelled()
         return True
 

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tercet_shared.config import CoreSettings, FrontendSettings, WorkerSettings
+from tercet_shared.config import CoreSettings, FrontendSettings, WorkerSettings, parse
 from tests.deploy.helm.rendering import CHART, ROOT, case, of_kind
 from tools import generate_settings, sync_chart
 
 
 def test_pages_schema_and_flags_follow_the_settings() -> None:
     assert generate_settings.differences() == []
+
+
+@pytest.mark.parametrize("kind", [FrontendSettings, CoreSettings, WorkerSettings])
+def test_flags_of_the_page_exist(
+    kind: type[FrontendSettings | CoreSettings | WorkerSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(kind, ["--help"])
+    usage = capsys.readouterr().out
+    service = str(kind.model_config.get("cli_prog_name"))
+    section = generate_settings.document().partition(f"`{service}`\n")[2].partition("\n## ")[0]
+    flags = re.findall(r"^\| `(--[a-z-]+)` ", section, re.MULTILINE)
+    assert len(flags) > 20
+    assert [flag for flag in flags if f"{flag} " not in usage] == []
 
 
 def _copy(target: Path) -> None:

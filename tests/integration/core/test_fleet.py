@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -225,7 +226,9 @@ async def fleet_of(redis: RedisServer) -> AsyncIterator[tuple[RedisFleet, Mirror
         await close_client(client)
 
 
-async def test_a_core_is_found_by_its_front_ends(start_core: StartCore, redis: RedisServer) -> None:
+async def test_a_core_is_found_by_its_front_ends(
+    start_core: StartCore, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with fleet_of(redis) as (fleet, mirrors):
         settings: dict[str, Any] = {
             "redis_url": redis.url, "core_id": "c1", "served_model_name": ["chat", "best"], "heartbeat_timeout": 20.0,
@@ -259,6 +262,7 @@ async def test_a_core_is_found_by_its_front_ends(start_core: StartCore, redis: R
                 await core.ended()
         await eventually(lambda: not fleet.cores())
         assert mirrors.forgotten == ["c1"]
+        assert "without --model only front ends that are given the model use this core" in caplog.messages
 
 
 def _state(fleet: RedisFleet, address: str) -> CoreState | None:
@@ -266,15 +270,25 @@ def _state(fleet: RedisFleet, address: str) -> CoreState | None:
     return record.state if record is not None else None
 
 
-async def test_a_core_works_without_its_redis(start_core: StartCore, redis: RedisServer) -> None:
+async def test_a_core_works_without_its_redis(start_core: StartCore, redis: RedisServer, unused_tcp_port: int) -> None:
     await redis.stop()
-    async with start_core(redis_url=redis.url) as core, at_work(core) as (client, _):
+    settings: dict[str, Any] = {"redis_url": redis.url, "metrics_port": unused_tcp_port}
+    async with start_core(**settings) as core, at_work(core) as (client, _), httpx.AsyncClient() as http:
+
+        async def metrics() -> str:
+            return (await http.get(f"http://127.0.0.1:{unused_tcp_port}/metrics")).raise_for_status().text
+
         await client.submit(1, PROMPT, max_tokens=5)
         await client.finished(1)
         assert client.choices[1].tokens == expected(PROMPT, 5)
         await redis.start()
         async with fleet_of(redis) as (fleet, _):
             await eventually(lambda: core.settings.listen in fleet.cores())
+            async with asyncio.timeout(TIMEOUT):
+                while "\ntercet_registry_healthy 1" not in (text := await metrics()):
+                    pass
+            assert "\ntercet_registry_failures_total " in text
+            assert "\ntercet_registry_failures_total 0" not in text
         await redis.stop()
         core.stop.set()
         await core.ended()
@@ -287,8 +301,9 @@ def test_an_address_that_stands_for_several_is_not_registered(listen: str) -> No
         advertised(settings)
     assert caught.value.param == "advertise"
     assert advertised(settings.model_copy(update={"advertise": "core-1:8100"})) == "core-1:8100"
-    with pytest.raises(ConfigurationError, match="--advertise must be"):
-        advertised(settings.model_copy(update={"advertise": "core-1"}))
+    for wrong in ("core-1", "0.0.0.0:8100"):
+        with pytest.raises(ConfigurationError, match=r"--advertise must be .* as front ends reach it, not"):
+            advertised(settings.model_copy(update={"advertise": wrong}))
 
 
 # -------------------------------------------------------------------------------------------- how it leaves

@@ -111,7 +111,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     issuers = authority.certificate.chain
     for certificate, ca, hint in (
         (Certificate(own.chain, other.key), issuers, "mismatch"),
-        (Certificate(own.chain, tmp_path / "none"), issuers, "No such file"),
+        (Certificate(own.chain, tmp_path / "none"), issuers, r"none \(--mtls-key\) cannot be read: No such file"),
         (own, own.key, "cannot be used"),
     ):
         with pytest.raises(ConfigurationError, match=hint):

@@ -75,6 +75,26 @@ async def test_over_mutual_tls(tmp_path: Path) -> None:
         assert len(core.connections) == 1
 
 
+async def test_the_log_says_why_a_core_cannot_be_reached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    authority, stranger = Authority(tmp_path), Authority(other)
+    server, front_end = authority.issue("core"), authority.issue("frontend")
+    tls = MutualTls(server.chain, server.key, authority.certificate.chain)
+    distrustful = MutualTls(front_end.chain, front_end.key, stranger.certificate.chain)
+    async with (
+        FakeCore(credentials=tls.server_credentials()) as core,
+        open_cores(core.address, tls=distrustful) as cores,
+        open_cores(f"unix:{tmp_path}/none.sock") as nowhere,
+    ):
+        await until(cores, lambda: "cannot be reached" in (cores.not_ready_reason() or ""))
+        await until(nowhere, lambda: "cannot be reached" in (nowhere.not_ready_reason() or ""))
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert any("CERTIFICATE_VERIFY_FAILED" in each for each in warnings)
+    assert any("No such file or directory" in each for each in warnings)
+    assert "CERTIFICATE" not in (cores.not_ready_reason() or "")
+
+
 async def test_a_core_that_comes_later(tmp_path: Path) -> None:
     core = FakeCore(f"unix:{tmp_path}/core.sock")
     async with open_cores(core.address) as cores:

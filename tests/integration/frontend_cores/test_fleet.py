@@ -158,6 +158,8 @@ async def test_cores_come_and_go(tmp_path: Path) -> None:
         await a.connected(2)
         assert [stream.address for stream in pool.streams] == [b.address, a.address, f"unix:{tmp_path}/none"]
         fleet.show({})
+        await a.kill()
+        await b.kill()
         await until(pool, lambda: not pool.streams)
         with pytest.raises(UnavailableError, match="No core is known"):
             pool.submit(request())
@@ -195,6 +197,10 @@ async def test_an_empty_registry_stops_nothing_at_once() -> None:
         received = await core.next_request()
         fleet.show({})  # Redis was started again, and its cores have not registered so far
         await goes_to(core, pool)  # its stream is proof enough
+        held = pool._held[core.address]
+        pool._linger_over(held)  # Redis takes no more writes, so none of them registers
+        assert held.departed is not None
+        await goes_to(core, pool)
         fleet.show({core.address: record(core)})
         received.send(5, finish=STOP)
         assert await collect(generation) == ([5], ENDED)

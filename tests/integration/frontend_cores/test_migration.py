@@ -17,7 +17,13 @@ from tercet_frontend.cores.interface import Finished, FinishReason, Start, Token
 from tercet_frontend.cores.journey import Loss
 from tercet_frontend.cores.stream import CoreState
 from tercet_proto.v1 import engine_pb2 as pb
-from tercet_shared.errors import InternalError, InvalidRequestError, OverloadedError, UnavailableError
+from tercet_shared.errors import (
+    ContextLengthError,
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
 from tercet_shared.pooling import Pooling
 from tercet_shared.structured import Grammar, GrammarKind
 from tests.fakes.core import LENGTH, STOP, TIMEOUT, FakeCore, FakeRequest, scored
@@ -212,7 +218,7 @@ async def test_siblings_move_each_for_itself() -> None:
 
 @pytest.mark.parametrize("how", ["reject", "end", "reject a running one as overloaded"])
 async def test_a_core_that_cannot_go_on_says_so(how: str) -> None:
-    async with fleet(2, max_attempts=1) as (fakes, cores):
+    async with fleet(2, max_attempts=2) as (fakes, cores):
         generation = cores.submit(request(1))
         first, received = await arrival(fakes)
         if how != "reject":
@@ -230,6 +236,48 @@ async def test_a_core_that_cannot_go_on_says_so(how: str) -> None:
         again.send(7, finish=STOP)
         assert (await collect(generation))[0] == [*again.resumed_ids, 7]
         assert cores.migrations.poisoned == 0
+
+
+async def test_a_core_that_is_too_small_for_what_was_begun_is_passed_over() -> None:
+    async with fleet(3) as (fakes, cores):
+        generation = cores.submit(request(4, 5, max_tokens=100))
+        first, received = await arrival(fakes)
+        received.send(6)
+        assert await taken(generation, 1) == [6]
+        small, large = others(fakes, first)
+        small.welcome.max_model_len = 101
+        large.welcome.max_model_len = 102
+        for fake in (small, large):
+            await fake.kill()
+            await fake.start()
+        lengths = {small.address: 101, large.address: 102, first.address: 2048}
+        await until(
+            cores,
+            lambda: all(
+                stream.info and not stream.not_ready_reason() and stream.info.max_model_len == lengths[stream.address]
+                for stream in cores.streams
+            ),
+        )
+        for _ in range(8):
+            received.reject(pb.ERROR_KIND_UNAVAILABLE, "This core waits for its worker.")
+            core, received = await arrival([first, large, small])
+            assert core is not small
+            assert received.resumed_ids == [6]
+        received.send(7, finish=STOP)
+        assert await collect(generation) == ([7], ENDED)
+
+
+async def test_the_only_core_is_asked_though_it_may_be_too_small() -> None:
+    async with fleet(1) as ((core,), cores):
+        generation = cores.submit(request(4, 5, max_tokens=100))
+        (await core.next_request()).send(6)
+        assert await taken(generation, 1) == [6]
+        await core.kill()
+        core.welcome.max_model_len = 50
+        await core.start()
+        (await core.next_request()).reject(pb.ERROR_KIND_CONTEXT_LENGTH, "Too long.", "max_tokens")
+        with pytest.raises(ContextLengthError):
+            await generation.next()
 
 
 async def test_the_same_core_when_there_is_no_other() -> None:
@@ -301,6 +349,31 @@ async def test_a_request_that_kills_cores_is_not_carried_for_ever(limit: int) ->
         innocent = cores.submit(request(2))
         (await core.next_request()).send(5, finish=STOP)
         assert await collect(innocent) == ([5], ENDED)
+
+
+async def test_a_request_that_kills_workers_is_not_carried_for_ever() -> None:
+    async with fleet(3, max_attempts=2) as (fakes, cores):
+        poison = cores.submit(request(1))
+        first, received = await arrival(fakes)
+        received.fail(pb.ERROR_KIND_UNAVAILABLE, "The worker behind this core is gone.")
+        _, again = await arrival(others(fakes, first))
+        again.fail(pb.ERROR_KIND_UNAVAILABLE, "The worker behind this core is gone.")
+        with pytest.raises(InternalError, match="lost while running this request"):
+            async with asyncio.timeout(TIMEOUT):
+                await poison.next()
+        assert (cores.migrations.poisoned, cores.migrations.losses) == (1, {Loss.ENDED: 2})
+
+
+async def test_what_a_core_gives_up_at_its_end_is_not_to_blame() -> None:
+    async with fleet(2, max_attempts=1) as (fakes, cores):
+        generation = cores.submit(request(1))
+        first, received = await arrival(fakes)
+        first.drain("SIGTERM")
+        received.fail(pb.ERROR_KIND_UNAVAILABLE, "The grace is over.", ids=[5])
+        _, again = await arrival(others(fakes, first))
+        again.send(6, finish=STOP)
+        assert await collect(generation) == ([5, 6], ENDED)
+        assert cores.migrations.losses == {Loss.DRAINED: 1}
 
 
 async def test_what_was_never_written_is_not_to_blame() -> None:

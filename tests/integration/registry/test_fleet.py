@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
+import pytest
 from redis.asyncio import Redis
 
 from tercet_shared.registry.interface import CoreLoad, CoreState, RouteRecord
-from tercet_shared.registry.layout import MAX_CHANGES
+from tercet_shared.registry.layout import MAX_CHANGES, StoredCore, core_fields
 from tests.fakes.redis_server import RedisServer
 from tests.integration.registry.conftest import KEYS, Core, found, joined, record, until, watching
 
@@ -133,6 +135,53 @@ async def test_what_makes_no_sense_is_passed_over(server: RedisServer) -> None:
         core.own = replace(core.own, load=CoreLoad(running=7))
         await until(lambda: view.mirrors_of(core) and view.known("good") == core.own)
         assert len(view.fleet.cores()) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"served_names": "[" * 100_000},
+        {"ttl_ms": "9" * 400},
+        {"ttl_ms": "0"},
+        {"life": "9" * 30},
+        {"life": "-1"},
+        {"block_size": "0"},
+        {"running": "-1"},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+async def test_a_record_that_is_out_of_range_harms_nobody_else(server: RedisServer, wrong: dict[str, str]) -> None:
+    core = Core(record("good"))
+    own = core_fields(StoredCore(record("bad"), life=1, ttl=60.0))
+    async with Redis.from_url(server.url) as client, watching(server.url) as view, joined(server.url, core):
+        await client.hset("test:1:core:bad", mapping={**own, **wrong})  # type: ignore[arg-type]
+        await client.hset("test:1:kv-snapshot:bad", "head", '{"life": 1, "number": 0, "incarnation": "", "pieces": []}')
+        await client.zadd("test:1:cores", {"bad": time.time() * 1e3})
+        await until(lambda: view.fleet.failures)
+        core.fill(KEYS[:5])
+        await until(lambda: view.mirrors_of(core))
+        assert view.known("bad") is None
+
+
+@pytest.mark.parametrize(
+    "wrong", ["{", "[" * 100_000, '{"life": 1, "number": 1e999, "incarnation": "", "pieces": []}', "an entry"]
+)
+async def test_blocks_that_make_no_sense_harm_nobody_else(server: RedisServer, wrong: str) -> None:
+    core = Core(record("good"))
+    own = core_fields(StoredCore(record("a bad one"), life=1, ttl=60.0))
+    async with Redis.from_url(server.url) as client:
+        await client.hset("test:1:core:a bad one", mapping=own)  # type: ignore[arg-type]
+        await client.zadd("test:1:cores", {"a bad one": time.time() * 1e3})
+        head = wrong
+        if wrong == "an entry":
+            head = '{"life": 1, "number": 0, "incarnation": "", "pieces": []}'
+            await client.xadd("test:1:kv:a bad one", {"changes": b"\0", "keys": b"short"}, id="1-1")
+        await client.hset("test:1:kv-snapshot:a bad one", "head", head)
+        async with watching(server.url) as view:
+            await until(lambda: view.fleet.failures and view.known("a bad one"))
+            async with joined(server.url, core):
+                core.fill(KEYS[:5])
+                await until(lambda: view.mirrors_of(core))
 
 
 async def test_routes_are_written_and_found(server: RedisServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 from dataclasses import replace
@@ -11,14 +12,19 @@ from redis.asyncio import Redis
 
 from tercet_shared.errors import UnavailableError
 from tercet_shared.registry import block_publisher, routes
-from tercet_shared.registry.interface import CoreState, RouteRecord
+from tercet_shared.registry.block_publisher import BlockPublisher
+from tercet_shared.registry.blocks import BlockChanges
+from tercet_shared.registry.client import close_client, redis_client
+from tercet_shared.registry.interface import CoreLoad, CoreState, RouteRecord
+from tercet_shared.registry.layout import Keys
 from tests.fakes.redis_server import RedisServer
-from tests.integration.registry.conftest import KEYS, Core, joined, record, until, watching
+from tests.integration.registry.conftest import KEYS, TIMEOUT, Core, joined, record, until, watching
 
 ROUTE = RouteRecord(core_id="a", front_end="f", attempt=0, traceparent="", state="running")
 
 
-async def test_redis_stops_and_comes_back_empty(server: RedisServer) -> None:
+async def test_redis_stops_and_comes_back_empty(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tercet_shared.registry.redis")
     core = Core(record("a"))
     core.fill(KEYS[:9])
     async with watching(server.url) as view, joined(server.url, core) as member:
@@ -39,6 +45,7 @@ async def test_redis_stops_and_comes_back_empty(server: RedisServer) -> None:
         await server.start()
         await until(lambda: view.fleet.healthy and member.healthy)
         await until(lambda: view.known("a") == core.own and view.mirrors_of(core))
+        assert "Redis can be used again" in caplog.messages
         assert view.mirrors.forgotten == []
         async with watching(server.url) as late:
             await until(lambda: late.known("a") == core.own and late.mirrors_of(core))
@@ -61,6 +68,52 @@ async def test_a_slow_redis_is_an_outage_and_no_more(server: RedisServer) -> Non
         core.fill(KEYS[9:12])
         await until(lambda: view.fleet.healthy and member.healthy and view.mirrors_of(core))
         assert view.mirrors.forgotten == []
+
+
+async def test_a_core_lives_while_its_blocks_take_their_time(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tercet_shared.registry.member.PATIENCE", 3_600.0)
+    core, began = Core(record("a")), asyncio.Event()
+
+    async def publish(_: BlockPublisher) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(BlockPublisher, "publish", publish)
+    async with watching(server.url) as view, joined(server.url, core, ttl=20.0) as member:
+        async with asyncio.timeout(TIMEOUT):
+            await began.wait()
+        core.own = replace(core.own, load=CoreLoad(running=7))
+        await until(lambda: view.known("a") == core.own)
+        core.own = replace(core.own, state=CoreState.DRAINING)
+        member.changed()
+        await until(lambda: view.known("a") == core.own)
+
+
+async def test_what_redis_loses_while_blocks_are_written_is_written_again(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = Core(record("a"))
+    core.fill(KEYS[:9])
+    client = redis_client(server.url, timeout=1.0)
+    publisher = BlockPublisher(client, Keys("test"), "a", core.published(), lambda: "first", 1)
+    await publisher.publish()
+    core.fill(KEYS[9:12])
+    add = BlockPublisher._add
+
+    async def lost_behind_it(self: BlockPublisher, changes: BlockChanges) -> bool:
+        added = await add(self, changes)
+        await client.flushall()
+        self.reset()
+        return added
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockPublisher, "_add", lost_behind_it)
+        await publisher.publish()
+    await publisher.publish()
+    assert await client.hget("test:1:kv-snapshot:a", "head") is not None
+    await close_client(client)
 
 
 async def test_a_core_that_starts_without_redis_registers_when_it_can(server: RedisServer) -> None:

@@ -391,11 +391,18 @@ async def test_a_core_that_takes_more_than_was_offered_is_none(tmp_path: Path, w
             await asyncio.wait_for(worker[0], TIMEOUT)
 
 
-async def test_stopping_while_no_core_is_there(worker: Worker) -> None:
+async def test_stopping_while_no_core_is_there(
+    tmp_path: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tercet_worker.worker._LONGEST_DELAY", 0.05)
+    caplog.set_level("INFO")
     task, reports, stop = worker
-    while ("connecting to the core", None) not in reports.stages:
-        await asyncio.sleep(0)
-        assert not task.done()
+    missing = f"no core can be reached at {tmp_path / 'w.sock'}: No such file or directory; looking on"
+    async with asyncio.timeout(TIMEOUT):
+        while missing not in caplog.messages:
+            await asyncio.sleep(0)
+            assert not task.done()
+    assert ("connecting to the core", None) in reports.stages
     stop.set()
     await asyncio.wait_for(task, TIMEOUT)
     assert not reports.ready_event.is_set()

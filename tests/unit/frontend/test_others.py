@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from redis.asyncio.client import PubSub
 
 from tercet_frontend.others import OtherFrontEnds
 from tercet_frontend.running import RunningRequests
 from tercet_shared.errors import UnavailableError
 from tercet_shared.registry.client import close_client, redis_client
+from tests.fakes.deaf import Deaf
 from tests.fakes.redis_server import RedisServer, redis_server
 
 TIMEOUT = 60.0
@@ -94,4 +96,31 @@ async def test_what_makes_no_sense_is_passed_over(redis: RedisServer) -> None:
                 await client.publish(channel, message)
         with two._running.track("me", ["a"]):
             assert await one.cancel("me", "a") == 1
+    await close_client(client)
+
+
+async def test_a_question_whose_time_is_over_while_it_is_asked(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tercet_frontend.others.PATIENCE", 0.05)
+    async with front_end(redis, "one") as one:
+        monkeypatch.setattr(one._client, "publish", Deaf(2))
+        async with asyncio.timeout(TIMEOUT):
+            assert await one.cancel("me", "a") == 0
+
+
+@pytest.mark.parametrize("answer", [None, OSError("gone")], ids=["answers", "fails"])
+async def test_it_ends_when_it_is_to_end(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch, answer: OSError | None
+) -> None:
+    monkeypatch.setattr("tercet_frontend.others._PAUSE", 3_600.0)
+    subscribe = Deaf(answer)
+    monkeypatch.setattr(PubSub, "subscribe", subscribe)
+    client = redis_client(redis.url, timeout=2.0)
+    run = asyncio.create_task(OtherFrontEnds(client, "t", "one", RunningRequests()).run())
+    await subscribe.called.wait()
+    run.cancel()
+    async with asyncio.timeout(5.0):
+        await asyncio.wait({run})
+    assert run.cancelled()
     await close_client(client)

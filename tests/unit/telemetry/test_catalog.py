@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet_core.metrics import CoreMetrics
+from tercet_core.metrics import CoreMetrics, observe_registry
 from tercet_frontend.access.occupancy import Occupancy
 from tercet_frontend.telemetry.live import LiveStats
 from tercet_frontend.telemetry.metrics import observe_edge
@@ -33,6 +33,11 @@ class NoCore:
         return False
 
 
+class NotRegistered:
+    healthy = False
+    failures = 0
+
+
 def frontend(meter: Meter) -> None:
     occupancy = Occupancy()
     RequestTelemetry(meter, Tracing(), LiveStats(occupancy))
@@ -43,6 +48,7 @@ def meters() -> dict[str, Meter]:
     made = {"Front end": Meter(), "Core": Meter(), "Worker": Meter()}
     frontend(made["Front end"])
     CoreMetrics(made["Core"], NoCore())
+    observe_registry(made["Core"], NotRegistered())
     WorkerMetrics(made["Worker"])
     return made
 

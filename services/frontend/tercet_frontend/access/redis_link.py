@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from tercet_shared.errors import UnavailableError
-from tercet_shared.registry.client import REDIS_FAILURES, close_client, redis_client
+from tercet_shared.registry.client import REDIS_FAILURES, close_client, raise_if_cancelled, redis_client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,12 +66,15 @@ class RedisLink:
             self.failures += 1
             raise UnavailableError("Redis cannot be reached.", retry_after=self._pause)
         try:
-            return await command()
+            answer = await command()
         except REDIS_FAILURES as error:
+            raise_if_cancelled()
             self.failures += 1
             self._failed_at = self._clock()
             logger.warning("Redis cannot be reached (%s)", type(error).__name__)
             raise UnavailableError("Redis cannot be reached.", retry_after=self._pause) from None
+        raise_if_cancelled()
+        return answer
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -225,8 +225,10 @@ class RedisQuotas:
 
     async def close(self) -> None:
         """Tells Redis of the last ends, if it is there."""
-        await self._settle()
-        await self._link.close()
+        try:
+            await self._settle()
+        finally:
+            await self._link.close()
 
     async def _settle(self) -> None:
         while self._ended:

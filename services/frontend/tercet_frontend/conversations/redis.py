@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tercet_frontend.conversations.interface import DEFAULT_TTL, MAX_RECORD_BYTES
 from tercet_shared.errors import UnavailableError
-from tercet_shared.registry.client import REDIS_FAILURES, close_client, redis_client
+from tercet_shared.registry.client import REDIS_FAILURES, close_client, raise_if_cancelled, redis_client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -81,10 +81,13 @@ class RedisResponses:
 
     async def _reached(self, answer: Awaitable[T]) -> T:
         try:
-            return await answer
+            found = await answer
         except REDIS_FAILURES:
+            raise_if_cancelled()
             self._failed_at = self._clock()
             raise _gone() from None
+        raise_if_cancelled()
+        return found
 
 
 def _key(tenant: str, response_id: str) -> str:

@@ -52,6 +52,8 @@ class HeldCore:
 
     def stop(self) -> None:
         """Ends that."""
+        if self.departed is not None:
+            self.departed.cancel()
         if self._task is not None:
             self._task.cancel()
 

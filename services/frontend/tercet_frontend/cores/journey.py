@@ -17,18 +17,18 @@ class Loss(Enum):
     SILENT = "silent"
     """Nothing has come on the stream for too long."""
     DRAINED = "drained"
-    """The stream ended after the core had said that it drains, or the front end has left it."""
+    """The core had said that it drains, and then gave the request up or ended the stream; or the front end has left."""
     UNSENT = "unsent"
     """The stream ended before the request was written to it."""
     REJECTED = "rejected"
     """The core did not take the request: it drains, or has no worker."""
     ENDED = "ended"
-    """The core gave the request up: it stops, or lost its worker."""
+    """The core gave the request up without having said that it drains: workers died of it, or it is stuck."""
 
     @property
     def may_be_its_fault(self) -> bool:
         """Whether the request may be what killed the core."""
-        return self in {Loss.BROKEN, Loss.SILENT}
+        return self in {Loss.BROKEN, Loss.SILENT, Loss.ENDED}
 
 
 class Journey:

@@ -1,8 +1,9 @@
 """All cores of a front end: a stream to each that the registry names, and each request on one of them.
 
 The registry says which cores there are; their streams say how they are. So a stream that works is used although the
-registry has lost sight of its core, for a while; and a core that the registry still shows is not used while its stream
-is down. A core that has left keeps its stream until its last request here is over.
+registry has lost sight of its core, for a while, or for as long as it sees none at all; and a core that the registry
+still shows is not used while its stream is down. A core that has left keeps its stream until its last request here is
+over.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tercet_frontend.cores.migration import MigrationCounters, Migrator
 from tercet_frontend.cores.routes import RouteBook
 from tercet_frontend.cores.stream import CoreStream
 from tercet_shared.errors import ConfigurationError, TercetError, UnavailableError
+from tercet_shared.pooling import Pooling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,11 +174,21 @@ class CorePool:
     def _placement(self, generation: StreamGeneration, journey: Journey) -> Placement[CoreStream] | None:
         request = generation.request
         model = name_with_weights(request.model, journey.model) if generation.received else request.model
+        small = self._too_small_for(request)
         if (held := self._ready.get(journey.avoid)) is not None:  # back already, or it has just refused this choice
-            placement = self._router.place(request, model, (held.stream.core_id,))
+            placement = self._router.place(request, model, (held.stream.core_id, *small))
             if placement is not None:
                 return placement
-        return self._router.place(request, model)
+        # Who is too small says so, or ends the choice early; that is only to be had where there is nothing else.
+        placement = self._router.place(request, model, small)
+        return self._router.place(request, model) if placement is None and small else placement
+
+    def _too_small_for(self, request: GenerationRequest) -> list[str]:
+        """Returns the cores in whose context a choice does not fit that was accepted for a larger one."""
+        output = request.params.max_tokens if request.pooling is Pooling.NONE else 0
+        need = len(request.prompt_ids) + output
+        infos = (held.stream.info for held in self._ready.values())
+        return [info.core_id for info in infos if info is not None and info.max_model_len < need]
 
     # ------------------------------------------------------------------------------------------- owner of streams
 
@@ -246,6 +258,9 @@ class CorePool:
             held.depart(loop.call_later(self._options.linger, self._linger_over, held))
 
     def _linger_over(self, held: HeldCore) -> None:
+        if not self._fleet.cores():  # all at once: that says more of the registry than of cores whose streams work
+            held.depart(asyncio.get_running_loop().call_later(self._options.linger, self._linger_over, held))
+            return
         held.lingered = True
         self._settle(held)
         if not held.stream.active:

@@ -23,7 +23,7 @@ import grpc.aio
 
 from tercet_frontend.cores.backoff import Backoff
 from tercet_frontend.cores.blocks import block_batches
-from tercet_frontend.cores.connection import open_channel, reach
+from tercet_frontend.cores.connection import UnreachableError, open_channel, reach
 from tercet_frontend.cores.frames import CoreInfo, CoreStats
 from tercet_frontend.cores.generation import StreamGeneration
 from tercet_frontend.cores.journey import Loss
@@ -217,7 +217,8 @@ class CoreStream:
 
     def _log(self, error: LinkError) -> None:
         level = logging.DEBUG if error.message == self._reason else logging.WARNING  # once, not at every attempt
-        logger.log(level, "%s (core id: %s)", error.message, self.core_id or "not known")
+        why = f" {error.why}" if isinstance(error, UnreachableError) else ""
+        logger.log(level, "%s (core id: %s)%s", error.message, self.core_id or "not known", why)
 
     def _leave(self, state: CoreState, reason: str, loss: Loss) -> None:
         if self.state is CoreState.DRAINING:
@@ -233,6 +234,8 @@ class CoreStream:
         self._owner.idle(self)
 
     def _lost(self, generation: StreamGeneration, loss: Loss, reason: str) -> None:
+        if loss is Loss.ENDED and self.state is CoreState.DRAINING:
+            loss = Loss.DRAINED
         self._owner.lost(generation, self, loss, reason)
 
     async def _connection(self) -> None:

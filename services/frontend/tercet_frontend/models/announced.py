@@ -113,7 +113,7 @@ class Announced:
     async def _load(self, place: Place, source: _Source, library: TextLibrary) -> None:
         try:
             source.model = await library.get(place.source, place.revision or None)
-        except (TercetError, OSError) as error:
+        except (TercetError, OSError, RuntimeError) as error:  # the last: a home directory that this machine lacks
             failure = bounded(str(error), 300)
             if failure != source.failure:  # once, not at every attempt
                 logger.warning("a model that cores announce cannot be loaded: %s", failure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
+from tercet_frontend.cores.journey import Loss
 from tercet_shared.telemetry.instruments import Kind
 
 if TYPE_CHECKING:
@@ -113,4 +114,5 @@ class FleetMetrics:
     def _losses(self) -> Iterable[tuple[Labels, int]]:
         if self._pool is None:
             return ()
-        return [((loss.value,), count) for loss, count in list(self._pool.migrations.losses.items())]
+        losses = self._pool.migrations.losses
+        return [((loss.value,), losses[loss]) for loss in Loss]

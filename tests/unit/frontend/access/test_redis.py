@@ -16,6 +16,7 @@ from tercet_frontend.access.redis_keys import RedisKeys, redis_key
 from tercet_frontend.access.redis_link import RedisLink
 from tercet_frontend.access.redis_quotas import RedisQuotas
 from tercet_shared.errors import ConfigurationError, OverloadedError, UnavailableError
+from tests.fakes.deaf import Deaf
 from tests.fakes.redis_server import RedisServer
 from tests.unit.frontend.access.conftest import Clock, make_key
 
@@ -275,3 +276,14 @@ async def test_cancelled_after_redis_has_counted(redis: RedisServer) -> None:
             await call
         await one._settle()
         await two.enter(Grant(key))
+
+
+@pytest.mark.parametrize("answer", [b"1", OSError("gone")], ids=["answers", "fails"])
+async def test_who_gives_up_is_not_answered(redis: RedisServer, answer: Any) -> None:
+    async with linked(redis) as link:
+        command = Deaf(answer)
+        call = asyncio.create_task(link.reached(command))
+        await command.called.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call

@@ -13,6 +13,7 @@ from tercet_frontend.conversations import MemoryResponses, RedisResponses, Respo
 from tercet_frontend.server import _store
 from tercet_shared.config import FrontendSettings, parse
 from tercet_shared.errors import ConfigurationError, UnavailableError
+from tests.fakes.deaf import Deaf
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -195,3 +196,15 @@ async def test_settings_choose_the_store(redis: RedisServer) -> None:
     await shared.close()
     with pytest.raises(ConfigurationError):
         _store(parse(FrontendSettings, ["model", "--redis-url=nowhere"]))
+
+
+@pytest.mark.parametrize("answer", [b"1", OSError("gone")], ids=["answers", "fails"])
+async def test_who_gives_up_is_not_answered(redis: RedisServer, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    async with in_redis(redis.url) as store:
+        get = Deaf(answer)
+        monkeypatch.setattr(store._redis, "get", get)
+        call = asyncio.create_task(store.get("me", "one"))
+        await get.called.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call

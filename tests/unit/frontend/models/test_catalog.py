@@ -87,6 +87,7 @@ class World:
     fleet: Fleet
     library: Library
     changes: asyncio.Event
+    run: asyncio.Task[None] = field(init=False)
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(TIMEOUT):
@@ -108,7 +109,7 @@ async def following(*named: NamedModel, most: int = 8, linger: float = 600.0) ->
     world = World(catalog, announced, Fleet(), library, asyncio.Event())
     catalog.watch(world.changes.set)
     await catalog.load()
-    run = asyncio.create_task(catalog.run(cast("Any", world.fleet)))
+    run = world.run = asyncio.create_task(catalog.run(cast("Any", world.fleet)))
     try:
         yield world
     finally:
@@ -213,6 +214,16 @@ async def test_the_reason_says_what_is_wrong() -> None:
         world.fleet.say(record("a"))
         await world.settled()
         assert world.catalog.missing() == "The tokenizer of a cannot be loaded: /one does not exist."
+
+
+async def test_a_place_that_only_its_core_can_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with following() as world:
+        monkeypatch.setattr(world.library, "get", TextLibrary().get)
+        world.fleet.say(record("a", "~nobody-of-this-name/model"))
+        async with asyncio.timeout(TIMEOUT):
+            while "cannot be loaded" not in (world.catalog.missing() or ""):
+                await asyncio.wait({world.run}, timeout=0.01)
+                assert not world.run.done()
 
 
 async def test_cores_of_one_name_at_different_places() -> None:
