@@ -137,6 +137,7 @@ class Engine:
         self._guides: Guides = NoGuides() if guides is None else guides
         self._preparation = Preparation(self._guides, self._admit, self._refuse)
         self._link: Link | None = None
+        self._lost_at: float | None = None  # monotonic; when the worker was lost that has no successor yet
         self._flight: deque[_Sent] = deque()
         self._results: deque[StepResult] = deque()
         self._closed: CloseReason | None = None
@@ -162,6 +163,11 @@ class Engine:
     def has_worker(self) -> bool:
         """Whether a worker is connected."""
         return self._link is not None
+
+    @property
+    def without_worker_s(self) -> float:
+        """Seconds since the worker was lost; 0 while there is one."""
+        return 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
 
     def submit(self, request: Request) -> None:
         """Queues a request, also while there is no worker; one with a grammar when that is compiled.
@@ -256,6 +262,7 @@ class Engine:
                 self._wake.set()
 
         self._link, self._closed, self._overdue, self._failed_steps = link, None, None, 0
+        self._lost_at = None
         try:
             link.start(on_result, on_closed)
             with StepTimer(self._step_timeout_s, self._awaited, on_overdue):
@@ -374,6 +381,7 @@ class Engine:
 
     def _forget_worker(self, loss: Loss) -> None:
         """Keeps every request, and raises `LinkError` when workers are lost again and again."""
+        self._lost_at = time.monotonic()
         self.scheduler.restart()
         self._isolation.give_up()
         self._note_idle()

@@ -198,6 +198,7 @@ class EngineService(pb_grpc.EngineServicer):
             self._engine.step_seconds,
             token_seconds=self._engine.token_rate.token_seconds,
             pending_tokens=self._pending_tokens(self._engine.scheduler),
+            without_worker_s=self._engine.without_worker_s,
         )
 
     def _pending_tokens(self, scheduler: Scheduler) -> int:

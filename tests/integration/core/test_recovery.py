@@ -60,11 +60,13 @@ async def test_requests_go_on_with_the_next_worker(start_core: StartCore, answer
         waiting = await until(client, lambda reply: not reply.ready)
         assert waiting.not_ready_reason == "waiting for the worker"
         assert waiting.stats.free_blocks == waiting.stats.num_blocks
+        assert waiting.stats.without_worker_s > 0
         async with FakeWorker(core.link, incarnation="second") as second:
             await client.finished(*PROMPTS)
             check_all(client)
             reply = await info(client)
             assert (reply.ready, reply.welcome.incarnation) == (True, "second")
+            assert reply.stats.without_worker_s == 0
             assert second.plans[0].freed.tolist() == [], "a new worker has nothing to forget"
             assert second.welcome == first.welcome
 

@@ -238,6 +238,59 @@ async def test_a_core_that_cannot_go_on_says_so(how: str) -> None:
         assert cores.migrations.poisoned == 0
 
 
+async def test_a_core_without_a_worker_is_left_where_another_has_the_model() -> None:
+    async with fleet(2) as (fakes, cores):
+        generation = cores.submit(request(1))
+        first, received = await arrival(fakes)
+        (second,) = others(fakes, first)
+        received.send(5)
+        first.stats(without_worker_s=1.0)  # it may well have another one in a moment
+        received.send(6)
+        assert await taken(generation, 2) == [5, 6]
+        assert cores.migrating == 0
+        first.stats(without_worker_s=3.5)
+        again = await second.next_request()
+        assert again.resumed_ids == [5, 6]
+        await first.wait_for(lambda: received.aborted)
+        received.send(99)  # too late
+        again.send(7, finish=STOP)
+        assert await collect(generation) == ([7], ENDED)
+        assert cores.migrations.losses == {Loss.STALLED: 1}
+        new = cores.submit(request(2))
+        await second.next_request()
+        # With a worker again, it is as good as before.
+        first.stats()
+        await until_reported(cores, first, 0.0)
+        await second.kill()
+        await first.next_request()
+        new.abort("done")
+
+
+async def test_without_another_one_the_worker_is_waited_for() -> None:
+    async with fleet(2) as (fakes, cores):
+        generation = cores.submit(request(1))
+        first, received = await arrival(fakes)
+        (second,) = others(fakes, first)
+        for fake in (second, first):  # neither has a worker
+            fake.stats(without_worker_s=100.0)
+            await until_reported(cores, fake, 100.0)
+        later = cores.submit(request(2))
+        _, other = await arrival(fakes)
+        assert (cores.migrating, received.aborted) == (0, False)
+        for each in (received, other):
+            each.send(5, finish=STOP)
+        assert (await collect(generation), await collect(later)) == (([5], ENDED), ([5], ENDED))
+
+
+async def until_reported(cores: StaticCores, fake: FakeCore, seconds: float) -> None:
+    """Returns when a core's word of its worker has come."""
+    (stream,) = [stream for stream in cores.streams if stream.address == fake.address]
+    async with asyncio.timeout(TIMEOUT):
+        while stream.stats.without_worker_s != seconds:
+            assert stream.state is CoreState.READY
+            await asyncio.sleep(0)
+
+
 async def test_a_core_that_is_too_small_for_what_was_begun_is_passed_over() -> None:
     async with fleet(3) as (fakes, cores):
         generation = cores.submit(request(4, 5, max_tokens=100))

@@ -243,7 +243,9 @@ def _logprobs(values: TokenLogProbs) -> pb.LogProbs:
     )
 
 
-def stats_of(scheduler: Scheduler, step_seconds: float, *, token_seconds: float, pending_tokens: int) -> pb.Stats:
+def stats_of(
+    scheduler: Scheduler, step_seconds: float, *, token_seconds: float, pending_tokens: int, without_worker_s: float
+) -> pb.Stats:
     """Returns the numbers that every front end hears regularly."""
     counters = scheduler.counters
     return pb.Stats(
@@ -259,4 +261,5 @@ def stats_of(scheduler: Scheduler, step_seconds: float, *, token_seconds: float,
         step_ms=step_seconds * 1e3,
         token_ms=token_seconds * 1e3,
         pending_tokens=pending_tokens,
+        without_worker_s=without_worker_s,
     )

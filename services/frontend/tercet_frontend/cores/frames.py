@@ -80,6 +80,7 @@ class CoreStats:
     step_ms: float = 0.0
     pending_tokens: int = 0
     token_ms: float = 0.0
+    without_worker_s: float = 0.0
 
     @classmethod
     def of(cls, stats: engine_pb2.Stats) -> CoreStats:

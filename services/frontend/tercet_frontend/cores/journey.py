@@ -25,10 +25,13 @@ class Loss(Enum):
     ENDED = "ended"
     """The core gave the request up without having said that it drains: workers died of it, or it is stuck."""
 
+    STALLED = "stalled"
+    """The core has had no worker for too long, and another one has the same model."""
+
     @property
     def may_be_its_fault(self) -> bool:
-        """Whether the request may be what killed the core."""
-        return self in {Loss.BROKEN, Loss.SILENT, Loss.ENDED}
+        """Whether the request may be what killed the core, or its worker."""
+        return self in {Loss.BROKEN, Loss.SILENT, Loss.ENDED, Loss.STALLED}
 
 
 class Journey:

@@ -33,6 +33,7 @@ class StreamOptions:
         max_message_bytes: largest frame in either direction.
         max_attempts: cores that may be lost while they run a request before it is given up.
         migration_timeout: how long a request that lost its core may wait for another one.
+        stall_timeout: how long a core may be without a worker before its requests are moved, if another has the model.
         linger: how long the stream to a core that left the registry is kept while it works and has nothing to do.
         tls: certificates for channels that leave the machine; None connects in plain text.
         tls_arguments: gRPC's channel arguments for them.
@@ -46,6 +47,7 @@ class StreamOptions:
     max_message_bytes: int = 32 * 1024 * 1024
     max_attempts: int = 3
     migration_timeout: float = 30.0
+    stall_timeout: float = 3.0
     linger: float = 10.0
     tls: MutualTls | None = None
     tls_arguments: Sequence[tuple[str, str]] = ()
@@ -60,6 +62,7 @@ class StreamOptions:
         return cls(
             heartbeat_interval=settings.heartbeat_interval,
             heartbeat_timeout=settings.heartbeat_timeout,
+            stall_timeout=settings.heartbeat_timeout,  # the worker is to its core what the core is to us
             max_message_bytes=int(settings.max_message_bytes),
             max_attempts=settings.max_attempts,
             migration_timeout=settings.migration_timeout,

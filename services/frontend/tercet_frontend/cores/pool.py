@@ -67,6 +67,7 @@ class CorePool:
         self._routes = RouteBook(fleet, frontend_id)
         self._held: dict[str, HeldCore] = {}  # by address
         self._ready: dict[str, HeldCore] = {}  # those of them that take requests
+        self._stalled: set[str] = set()  # ids of the cores that have been without a worker for too long
         self._refused: set[str] = set()  # what the registry calls addresses and is none
         self._served: list[ServedModel] | None = None  # None: to be found out again
         self._tasks: asyncio.TaskGroup | None = None  # while it runs
@@ -148,7 +149,9 @@ class CorePool:
 
     def submit(self, request: GenerationRequest) -> StreamGeneration:
         """See `Cores`. The choice outlives its core: it goes on where another one takes it."""
-        placement = self._router.place(request, request.model)
+        placement = self._router.place(request, request.model, self._stalled)
+        if placement is None and self._stalled:  # it waits for the worker where there is nothing else
+            placement = self._router.place(request, request.model)
         if placement is None:
             raise UnavailableError(self.not_ready_reason() or f"No core serves {request.model} now.")
         visit = self._routes.visit(request, placement, 0)
@@ -174,12 +177,13 @@ class CorePool:
     def _placement(self, generation: StreamGeneration, journey: Journey) -> Placement[CoreStream] | None:
         request = generation.request
         model = name_with_weights(request.model, journey.model) if generation.received else request.model
-        small = self._too_small_for(request)
+        small = [*self._too_small_for(request), *self._stalled]
         if (held := self._ready.get(journey.avoid)) is not None:  # back already, or it has just refused this choice
             placement = self._router.place(request, model, (held.stream.core_id, *small))
             if placement is not None:
                 return placement
-        # Who is too small says so, or ends the choice early; that is only to be had where there is nothing else.
+        # Who is too small says so, or ends the choice early; who has no worker waits for one. That is only to be had
+        # where there is nothing else.
         placement = self._router.place(request, model, small)
         return self._router.place(request, model) if placement is None and small else placement
 
@@ -197,6 +201,8 @@ class CorePool:
         held = self._holder(stream)
         if held is None:
             return
+        if not held.connected:
+            self._stalled.discard(stream.core_id)
         if held.departed is not None and not held.connected:
             self._release(held)
         else:
@@ -208,6 +214,27 @@ class CorePool:
         held = self._holder(stream)
         if held is not None:
             held.report()
+            self._look_for_worker(held)
+
+    def _look_for_worker(self, held: HeldCore) -> None:
+        """Moves the choices of a core that has been without a worker for too long, if another core can have them."""
+        stream = held.stream
+        seconds = stream.stats.without_worker_s
+        if seconds < self._options.stall_timeout:
+            self._stalled.discard(stream.core_id)
+            return
+        self._stalled.add(stream.core_id)
+        if stream.active and self._another_has_the_model(stream):
+            reason = f"The core at {stream.address} has been without a worker for {seconds:.1f} s."
+            logger.warning("%s Its %d requests here are moved.", reason, stream.active)
+            stream.hand_over(reason)
+
+    def _another_has_the_model(self, stream: CoreStream) -> bool:
+        infos = (held.stream.info for held in self._ready.values() if held.stream is not stream)
+        own = "" if stream.info is None else stream.info.model_fingerprint
+        return any(
+            info is not None and info.model_fingerprint == own and info.core_id not in self._stalled for info in infos
+        )
 
     def lost(self, generation: StreamGeneration, stream: CoreStream, loss: Loss, reason: str) -> None:
         """See `StreamOwner`."""
@@ -269,6 +296,7 @@ class CorePool:
 
     def _release(self, held: HeldCore) -> None:
         held.stay(None)  # no timer is left
+        self._stalled.discard(held.stream.core_id)
         held.lingered = True
         self._settle(held)
         del self._held[held.stream.address]
