@@ -74,10 +74,12 @@ class Loss:
     Attributes:
         reason: one sentence.
         hangs: whether its process may still exist but cannot be relied on, so that somebody should end it.
+        orderly: whether it said that it goes.
     """
 
     reason: str
     hangs: bool
+    orderly: bool = False
 
 
 class Workers(Protocol):
@@ -138,6 +140,8 @@ class Engine:
         self._preparation = Preparation(self._guides, self._admit, self._refuse)
         self._link: Link | None = None
         self._lost_at: float | None = None  # monotonic; when the worker was lost that has no successor yet
+        self.worker_left = False
+        """Whether the worker that was lost last had said so before."""
         self._flight: deque[_Sent] = deque()
         self._results: deque[StepResult] = deque()
         self._closed: CloseReason | None = None
@@ -382,6 +386,7 @@ class Engine:
     def _forget_worker(self, loss: Loss) -> None:
         """Keeps every request, and raises `LinkError` when workers are lost again and again."""
         self._lost_at = time.monotonic()
+        self.worker_left = loss.orderly
         self.scheduler.restart()
         self._isolation.give_up()
         self._note_idle()
@@ -409,4 +414,5 @@ class Engine:
 
 
 def _loss_by(reason: CloseReason) -> Loss:
-    return Loss(reason.text, hangs=reason.kind is CloseKind.HEARTBEAT_LOST)
+    hangs, orderly = reason.kind is CloseKind.HEARTBEAT_LOST, reason.kind is CloseKind.GOODBYE
+    return Loss(reason.text, hangs=hangs, orderly=orderly)

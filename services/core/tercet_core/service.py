@@ -199,6 +199,7 @@ class EngineService(pb_grpc.EngineServicer):
             token_seconds=self._engine.token_rate.token_seconds,
             pending_tokens=self._pending_tokens(self._engine.scheduler),
             without_worker_s=self._engine.without_worker_s,
+            worker_left=self._engine.worker_left,
         )
 
     def _pending_tokens(self, scheduler: Scheduler) -> int:

@@ -336,7 +336,7 @@ class Rejected(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[ErrorKind, str]] = ..., message: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "num_blocks", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "recomputed_tokens", "step_ms", "pending_tokens", "token_ms", "without_worker_s")
+    __slots__ = ("running", "waiting", "free_blocks", "num_blocks", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "recomputed_tokens", "step_ms", "pending_tokens", "token_ms", "without_worker_s", "worker_left")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +350,7 @@ class Stats(_message.Message):
     PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_WORKER_S_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LEFT_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -363,7 +364,8 @@ class Stats(_message.Message):
     pending_tokens: int
     token_ms: float
     without_worker_s: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., pending_tokens: _Optional[int] = ..., token_ms: _Optional[float] = ..., without_worker_s: _Optional[float] = ...) -> None: ...
+    worker_left: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., pending_tokens: _Optional[int] = ..., token_ms: _Optional[float] = ..., without_worker_s: _Optional[float] = ..., worker_left: _Optional[bool] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("reason",)

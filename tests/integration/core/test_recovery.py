@@ -61,6 +61,7 @@ async def test_requests_go_on_with_the_next_worker(start_core: StartCore, answer
         assert waiting.not_ready_reason == "waiting for the worker"
         assert waiting.stats.free_blocks == waiting.stats.num_blocks
         assert waiting.stats.without_worker_s > 0
+        assert waiting.stats.worker_left is goodbye
         async with FakeWorker(core.link, incarnation="second") as second:
             await client.finished(*PROMPTS)
             check_all(client)

@@ -238,8 +238,9 @@ async def test_a_core_that_cannot_go_on_says_so(how: str) -> None:
         assert cores.migrations.poisoned == 0
 
 
-async def test_a_core_without_a_worker_is_left_where_another_has_the_model() -> None:
-    async with fleet(2) as (fakes, cores):
+@pytest.mark.parametrize("left", [False, True])
+async def test_a_core_without_a_worker_is_left_where_another_has_the_model(left: bool) -> None:
+    async with fleet(2, max_attempts=2) as (fakes, cores):
         generation = cores.submit(request(1))
         first, received = await arrival(fakes)
         (second,) = others(fakes, first)
@@ -248,14 +249,16 @@ async def test_a_core_without_a_worker_is_left_where_another_has_the_model() -> 
         received.send(6)
         assert await taken(generation, 2) == [5, 6]
         assert cores.migrating == 0
-        first.stats(without_worker_s=3.5)
+        first.stats(without_worker_s=3.5, worker_left=left)
         again = await second.next_request()
         assert again.resumed_ids == [5, 6]
         await first.wait_for(lambda: received.aborted)
         received.send(99)  # too late
         again.send(7, finish=STOP)
         assert await collect(generation) == ([7], ENDED)
-        assert cores.migrations.losses == {Loss.STALLED: 1}
+        assert cores.migrations.losses == {Loss.RENEWED if left else Loss.STALLED: 1}
+        assert generation.journey is not None
+        assert generation.journey.losses == (not left)  # a worker that says goodbye was not killed by what it ran
         new = cores.submit(request(2))
         await second.next_request()
         # With a worker again, it is as good as before.

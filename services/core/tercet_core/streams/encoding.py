@@ -244,7 +244,13 @@ def _logprobs(values: TokenLogProbs) -> pb.LogProbs:
 
 
 def stats_of(
-    scheduler: Scheduler, step_seconds: float, *, token_seconds: float, pending_tokens: int, without_worker_s: float
+    scheduler: Scheduler,
+    step_seconds: float,
+    *,
+    token_seconds: float,
+    pending_tokens: int,
+    without_worker_s: float,
+    worker_left: bool,
 ) -> pb.Stats:
     """Returns the numbers that every front end hears regularly."""
     counters = scheduler.counters
@@ -262,4 +268,5 @@ def stats_of(
         token_ms=token_seconds * 1e3,
         pending_tokens=pending_tokens,
         without_worker_s=without_worker_s,
+        worker_left=worker_left and without_worker_s > 0,
     )

@@ -81,6 +81,7 @@ class CoreStats:
     pending_tokens: int = 0
     token_ms: float = 0.0
     without_worker_s: float = 0.0
+    worker_left: bool = False
 
     @classmethod
     def of(cls, stats: engine_pb2.Stats) -> CoreStats:

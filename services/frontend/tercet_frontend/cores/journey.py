@@ -26,7 +26,9 @@ class Loss(Enum):
     """The core gave the request up without having said that it drains: workers died of it, or it is stuck."""
 
     STALLED = "stalled"
-    """The core has had no worker for too long, and another one has the same model."""
+    """The core's worker died, there has been no other for too long, and another core has the same model."""
+    RENEWED = "renewed"
+    """The same, but the worker had said that it goes."""
 
     @property
     def may_be_its_fault(self) -> bool:

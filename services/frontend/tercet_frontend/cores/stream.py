@@ -189,10 +189,11 @@ class CoreStream:
 
     def hand_over(self, reason: str) -> None:
         """Gives every choice to the owner: the core cannot go on with them for now, and another one can."""
+        loss = Loss.RENEWED if self.stats.worker_left else Loss.STALLED
         for generation in self._table.take_all():
             if not self._outbox.withdraw(generation.handle):
                 self._outbox.abort(generation.handle, generation.attempt, "moved to another core")
-            self._owner.lost(generation, self, Loss.STALLED, reason)
+            self._owner.lost(generation, self, loss, reason)
         self._owner.idle(self)
 
     def _check_idle(self) -> None:
