@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tercet_shared.errors import ProtocolError
+from tercet_shared.ipc.layout import MAX_READERS
 from tercet_shared.telemetry.tracing import PACKED_BYTES
 from tercet_shared.wire.step import (
     I32,
@@ -30,6 +31,11 @@ from tercet_shared.wire.step import (
 _PLAN, _RESULT, _HELLO, _WELCOME, _MASK = 1, 2, 3, 4, 5
 _TRACED_PLAN = 6
 """Parts of the frame of a plan in which something is traced: one more than others have."""
+
+_MAX_GROUP_NAME = 128
+
+_TYPES = {"int": int, "str": str, "bool": bool}
+"""By annotation: what a field of a handshake may be."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "i": np.dtype("<i4"),
@@ -223,7 +229,23 @@ def _decode_logprobs(raw: object) -> LogProbColumns | None:
 def decode_hello(frame: bytes | memoryview) -> WorkerHello:
     """Returns the hello in ``frame``. Raises `ProtocolError` when it is not one, or of another protocol version."""
     (fields,) = _open(frame, _HELLO, 2)
-    return WorkerHello(**_fields(fields, WorkerHello.__slots__, WorkerHello.__annotations__))
+    hello = WorkerHello(**_fields(fields, WorkerHello.__slots__, WorkerHello.__annotations__))
+    _check_group(hello)
+    return hello
+
+
+def _check_group(hello: WorkerHello) -> None:
+    ranks, stages = hello.ranks, hello.stages
+    if not 1 <= ranks <= MAX_READERS or not 0 <= hello.rank < ranks:
+        raise ProtocolError(
+            f"A worker calls itself rank {hello.rank} of {ranks}; a group has 1 to {MAX_READERS} ranks, from 0 on."
+        )
+    if stages < 1 or ranks % stages:
+        raise ProtocolError(f"A worker's group has {ranks} ranks, which cannot be split evenly into {stages} stages.")
+    if (ranks > 1) != bool(hello.group) or len(hello.group) > _MAX_GROUP_NAME:
+        raise ProtocolError(f"A worker with {ranks} ranks names the group {hello.group[:_MAX_GROUP_NAME]!r}.")
+    if ranks == 1 and not hello.answers:
+        raise ProtocolError("A single worker says that it does not answer.")
 
 
 def decode_welcome(frame: bytes | memoryview) -> CoreWelcome:
@@ -274,7 +296,7 @@ def _fields(value: object, names: tuple[str, ...], kinds: dict[str, Any]) -> dic
             f"this process version {PROTOCOL_VERSION}."
         )
     for name in names:
-        expected = int if kinds[name] == "int" else str
-        if not isinstance(value.get(name), expected):
+        # Exactly: True is an int otherwise.
+        if type(value.get(name)) is not _TYPES[kinds[name]]:
             raise ProtocolError(f"The handshake field {name} is missing or of a wrong type.")
     return {name: value[name] for name in names}

@@ -18,7 +18,7 @@ from tercet_shared.pooling import Pooling
 if TYPE_CHECKING:
     from tercet_shared.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Slot = NewType("Slot", int)
 """A row in every per-request table of core and worker, held by one request from admission to its end."""
@@ -227,6 +227,9 @@ class StepResult:
 class WorkerHello:
     """What a worker offers. Sent once, when it connects.
 
+    A worker is one process or a group of them, its ranks. Each rank joins by itself, all of them offer the same limits,
+    and every plan reaches every rank; one of them answers.
+
     Attributes:
         protocol: `PROTOCOL_VERSION` of the worker.
         incarnation: differs for every start of the worker and every time its KV cache was dropped.
@@ -241,7 +244,13 @@ class WorkerHello:
         max_batched_tokens: tokens that one step may have.
         dtype: of weights and KV cache, for people.
         device: for people.
-        pid: for log lines only; it means nothing across PID namespaces.
+        pid: of the process that a supervisor has started and may end: the worker itself, or what started the ranks of a
+            group on its host. It means nothing across PID namespaces.
+        group: the same for all ranks of one start of a group, and for nobody else; empty for a single worker.
+        rank: this process among the group's, from 0.
+        ranks: processes of the group; 1: there is no group.
+        stages: pipeline stages that the layers are split into, each of ``ranks / stages`` ranks.
+        answers: whether this rank sends the results.
     """
 
     protocol: int
@@ -258,6 +267,11 @@ class WorkerHello:
     dtype: str
     device: str
     pid: int
+    group: str = ""
+    rank: int = 0
+    ranks: int = 1
+    stages: int = 1
+    answers: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
