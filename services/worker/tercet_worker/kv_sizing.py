@@ -8,8 +8,6 @@ from tercet_shared.errors import ConfigurationError
 
 _MIB = 1024 * 1024
 _LEAST_BLOCKS = 2
-_DEFAULT_SHARE = 4
-"""By default the cache takes at most one part in this many of the memory that is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +23,7 @@ class KvRequest:
         memory: ``--kv-cache-memory`` in bytes, or None.
         num_blocks: ``--num-kv-blocks``, or None; it wins over ``memory``.
         available: bytes that the process may still take.
+        share: part of them that is taken where neither ``memory`` nor ``num_blocks`` is given.
     """
 
     bytes_per_block: int
@@ -35,6 +34,7 @@ class KvRequest:
     memory: int | None
     num_blocks: int | None
     available: int
+    share: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def size_kv_cache(request: KvRequest) -> KvSize:
         blocks = request.memory // per_block
     else:
         useful = request.slots * -(-request.max_model_len // request.block_size)
-        blocks = min(request.available // _DEFAULT_SHARE // per_block, useful)
+        blocks = min(int(request.available * request.share) // per_block, useful)
         # A single short request may need fewer than two blocks; the pool still has two.
         blocks = max(blocks, _LEAST_BLOCKS) if request.available >= _LEAST_BLOCKS * per_block else blocks
     if blocks < _LEAST_BLOCKS:

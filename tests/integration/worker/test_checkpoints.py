@@ -162,7 +162,7 @@ def test_a_truncated_file_is_called_so(tiny: Path) -> None:
 def test_a_model_that_does_not_fit_is_refused_before_it_is_allocated(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet_worker.startup.available_memory", lambda: 200 * 1024**2)
+    monkeypatch.setattr("tercet_worker.platforms.cpu.available_memory", lambda: 200 * 1024**2)
     assert refused(tiny) == "The model tiny in float32 needs 0.3 GiB of memory, and only 0.2 GiB are available."
 
 

@@ -1,0 +1,122 @@
+"""The CPU: compiled kernels, or plain torch where there are none."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from tercet_shared.errors import ConfigurationError
+from tercet_worker.attention.cpu import CpuAttention
+from tercet_worker.attention.select import cpu_attention, load_kernels_or_warn
+from tercet_worker.attention.torch_fallback import TorchAttention
+from tercet_worker.host import choose_dtype, default_threads, processor_flags
+from tercet_worker.kernels.logits import LogitScan
+from tercet_worker.layers.parameters import Placement
+from tercet_worker.loading import available_memory
+from tercet_worker.models.eager import EagerModel
+from tercet_worker.platforms.interface import KvMemory
+from tercet_worker.program.compiled import CompiledModel
+from tercet_worker.program.decode import DecodeSteps
+from tercet_worker.program.weights import PackedWeights, Quantization
+
+if TYPE_CHECKING:
+    from tercet_shared.config import WorkerSettings
+    from tercet_worker.attention.interface import AttentionBackend, AttentionSpec
+    from tercet_worker.kernels.library import KernelLibrary
+    from tercet_worker.models.interface import CausalLM, StepModel
+    from tercet_worker.platforms.interface import ExecutorShape
+    from tercet_worker.sampling.sampler import Scan
+    from tercet_worker.state.checks import PlanLimits
+    from tercet_worker.state.slots import SlotState
+
+logger = logging.getLogger(__name__)
+
+_STEP_TOKENS = 512
+"""Default budget of a step on a CPU: a full step must not take seconds."""
+_KV_SHARE = 0.25
+"""By default the cache takes at most this part of the memory that is free: the machine has other uses for it."""
+
+
+class CpuPlatform:
+    """Implements ``Platform``.
+
+    Args:
+        settings: of the worker.
+    """
+
+    name = "cpu"
+    default_step_tokens = _STEP_TOKENS
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self.threads = settings.threads or default_threads()
+        torch.set_num_threads(self.threads)
+        self.device = torch.device("cpu")
+        self.dtype = choose_dtype(settings.dtype, processor_flags())
+        self._library: KernelLibrary | None = None
+
+    @property
+    def kernels(self) -> str:
+        """See ``Platform``: the instruction set that the kernels use, or ``torch`` without kernels."""
+        return "torch" if self._library is None else self._library.best_isa.name.lower()
+
+    def attention(self, spec: AttentionSpec) -> AttentionBackend:
+        """See ``Platform``. Compiles the kernels where this machine has not yet."""
+        library = load_kernels_or_warn()
+        attention: AttentionBackend
+        try:
+            attention = cpu_attention(spec, library, threads=self.threads)
+        except ConfigurationError as error:
+            logger.warning("%s; using the pure-torch fallback, which is right but slow", error.message)
+            attention = TorchAttention(spec)
+        # Packed weights are of use to the kernels only, and those need attention of their own.
+        self._library = library if isinstance(attention, CpuAttention) else None
+        if self._settings.batch_invariant and self._library is None:
+            raise ConfigurationError(
+                "--batch-invariant needs the compiled kernels: the pure-torch fallback adds up in an order that "
+                "depends on the batch.",
+                param="batch_invariant",
+            )
+        return attention
+
+    def placement(self) -> Placement:
+        """See ``Platform``."""
+        if self._library is None:
+            return Placement(self.dtype, self.device)
+        packed = PackedWeights(self._library, self.dtype, Quantization(self._settings.quantization))
+        return Placement(self.dtype, self.device, packed)
+
+    def memory_for_weights(self) -> int:
+        """See ``Platform``."""
+        return available_memory()
+
+    def executor(self, weights: CausalLM, attention: AttentionBackend, shape: ExecutorShape) -> StepModel:  # noqa: ARG002  # other platforms need it
+        """See ``Platform``."""
+        if self._library is None:
+            return EagerModel(weights)
+        return CompiledModel(
+            weights,
+            self._library,
+            dtype=self.dtype,
+            threads=self.threads,
+            max_tokens=shape.max_tokens,
+            vocab_size=shape.vocab_size,
+        )
+
+    def memory_for_kv(self, model: StepModel) -> KvMemory:  # noqa: ARG002  # other platforms need it
+        """See ``Platform``."""
+        return KvMemory(available_memory(), _KV_SHARE)
+
+    def scan(self) -> Scan | None:
+        """See ``Platform``."""
+        return LogitScan(self._library, threads=self.threads) if self._library is not None else None
+
+    def decode_steps(
+        self, model: StepModel, attention: AttentionBackend, state: SlotState, limits: PlanLimits
+    ) -> DecodeSteps | None:
+        """See ``Platform``."""
+        if isinstance(model, CompiledModel) and isinstance(attention, CpuAttention):
+            return DecodeSteps(model, attention, state, limits)
+        return None

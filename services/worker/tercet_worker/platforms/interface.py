@@ -1,0 +1,105 @@
+"""What a start needs of a kind of device. The order of a start is in ``startup.py`` and the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from tercet_worker.attention.interface import AttentionBackend, AttentionSpec
+    from tercet_worker.layers.parameters import Placement
+    from tercet_worker.models.interface import CausalLM, StepModel
+    from tercet_worker.program.decode import DecodeSteps
+    from tercet_worker.sampling.sampler import Scan
+    from tercet_worker.state.checks import PlanLimits
+    from tercet_worker.state.slots import SlotState
+
+Report = Callable[[str, float | None], None]
+"""Told the stage of the start and the fraction done, where it is known. What it raises ends the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorShape:
+    """Limits of the steps that a model is run with."""
+
+    max_tokens: int  # of a step
+    max_rows: int  # requests in a step
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """What the KV cache may take."""
+
+    available: int  # bytes
+    share: float  # of them, taken where the settings do not say how much
+
+
+class Platform(Protocol):
+    """One device. Its methods are called in the order in which they stand here, each once, on the device thread."""
+
+    @property
+    def name(self) -> str:
+        """Of the kind of device, as in ``--device``."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and KV cache, as the settings ask for it or as suits the device."""
+        ...
+
+    @property
+    def default_step_tokens(self) -> int:
+        """Budget of a step where the settings do not say."""
+        ...
+
+    @property
+    def kernels(self) -> str:
+        """What computes, for the log, such as the instruction set."""
+        ...
+
+    def attention(self, spec: AttentionSpec) -> AttentionBackend:
+        """Returns attention for a model, without a cache yet.
+
+        Raises:
+            ConfigurationError: what the settings insist on cannot be had for this model on this device.
+        """
+        ...
+
+    def placement(self) -> Placement:
+        """Returns how weights are laid out, for the attention that was made."""
+        ...
+
+    def memory_for_weights(self) -> int:
+        """Returns the bytes that weights may take."""
+        ...
+
+    def executor(self, weights: CausalLM, attention: AttentionBackend, shape: ExecutorShape) -> StepModel:
+        """Returns what runs the loaded model."""
+        ...
+
+    def memory_for_kv(self, model: StepModel) -> KvMemory:
+        """Returns what the KV cache may take, beside weights and what a full step needs.
+
+        Raises:
+            ConfigurationError: a full step does not fit.
+        """
+        ...
+
+    def scan(self) -> Scan | None:
+        """Returns how the sampler finds the best logits; None for torch's own way."""
+        ...
+
+    def decode_steps(
+        self, model: StepModel, attention: AttentionBackend, state: SlotState, limits: PlanLimits
+    ) -> DecodeSteps | None:
+        """Returns what executes plain decode steps in one call, where there is such a thing."""
+        ...
