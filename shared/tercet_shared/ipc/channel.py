@@ -103,6 +103,16 @@ class RingSender:
             return
         self._watch_space()
 
+    def detach_reader(self, reader: int) -> None:
+        """Goes on without a reader that is gone; what only it held back is written now."""
+        if self._closed:
+            return
+        watching = self._loop is not None
+        self._unwatch()
+        self._writer.detach_reader(reader)
+        if watching and self._writer.space_doorbells:
+            self._on_space()
+
     def close(self) -> None:
         """Stops watching and closes the ring's end. Idempotent. Frames still in the local queue are dropped."""
         if self._closed:

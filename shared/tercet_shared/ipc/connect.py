@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tercet_shared.errors import ConfigurationError, ProtocolError
 from tercet_shared.ipc.claim import check_socket_path
-from tercet_shared.ipc.connection import LinkConnection
+from tercet_shared.ipc.connection import LinkConnection, sender_through
 from tercet_shared.ipc.control import (
     ACCEPT_BODY,
     ACCEPT_DESCRIPTORS,
@@ -28,7 +28,7 @@ from tercet_shared.ipc.control import (
 )
 from tercet_shared.ipc.errors import LinkClosedError, LinkRejectedError, LinkUnavailableError
 from tercet_shared.ipc.layout import RingMemory
-from tercet_shared.ipc.link import Stream
+from tercet_shared.ipc.link import FrameLink, Stream
 from tercet_shared.ipc.ring import RingReader, RingWriter
 from tercet_shared.ipc.settings import HeartbeatSettings
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Joined:
     """A worker's place at a core: the started connection, which the caller owns, and the core's reply to the hello."""
 
-    connection: LinkConnection
+    connection: FrameLink
     reply: bytes
 
 
@@ -108,7 +108,7 @@ async def _receive_answer(sock: socket.socket, undo: ExitStack) -> tuple[LinkCon
             undo.callback(memory.close)
         connection = LinkConnection(
             sock,
-            {Stream.STEPS: RingWriter(memories[1], (result_data,), (result_space,))},
+            {Stream.STEPS: sender_through(RingWriter(memories[1], (result_data,), (result_space,)))},
             {
                 Stream.STEPS: RingReader(memories[0], plan_data, plan_space, plan_index),
                 Stream.MASKS: RingReader(memories[2], mask_data, mask_space, mask_index),

@@ -1,6 +1,7 @@
 """One live link between a core and a worker on one host: the rings, and the socket that stays open to watch the peer.
 
-``LinkListener`` makes the core's side, ``connect`` the worker's. Both are a ``FrameLink``.
+``LinkListener`` makes the core's side, ``connect`` the worker's. Both are a ``FrameLink``. Connections to the ranks of
+one group share the sending ends (see ``group``): a frame sent on one of them reaches all.
 
 The end of a peer is noticed in three ways. However a process ends, the kernel closes its end of the socket, and EOF
 arrives at once. One that ends on purpose says goodbye first. One that exists but does nothing (stopped, or its event
@@ -9,19 +10,22 @@ loop is stuck) stops sending heartbeats. What it had put into the rings before i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from tercet_shared.errors import LinkError, ProtocolError, TercetError
-from tercet_shared.ipc.channel import FramesCallback, RingReceiver, RingSender
+from tercet_shared.errors import LinkError, ProtocolError
+from tercet_shared.ipc.channel import ErrorCallback, FramesCallback, RingReceiver, RingSender
 from tercet_shared.ipc.control import HEADER, MAX_TEXT, Kind, decode_header, decode_text, encode, encode_text
+from tercet_shared.ipc.ending import Ending, guarded
 from tercet_shared.ipc.errors import FrameTooLargeError, LinkClosedError
 from tercet_shared.ipc.link import CloseKind, CloseReason, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import asyncio
+    from collections.abc import Mapping
 
     from tercet_shared.ipc.ring import Frame, RingReader, RingWriter
     from tercet_shared.ipc.settings import HeartbeatSettings
@@ -32,35 +36,59 @@ _HEARTBEAT: Final = encode(Kind.HEARTBEAT)
 _READ_SIZE: Final = 16 * 1024
 
 
+class Sender(Protocol):
+    """A sending end of the link; see ``RingSender``."""
+
+    @property
+    def pending(self) -> int:
+        """Frames that wait for room."""
+
+    def send(self, frame: Frame) -> None:
+        """Sends a frame, now or as soon as there is room."""
+
+    def close(self) -> None:
+        """Gives the end back. Idempotent."""
+
+
+SenderMaker: TypeAlias = Callable[[ErrorCallback], Sender]
+"""Makes a sending end that tells the callback when its ring is broken."""
+
+
+def sender_through(writer: RingWriter) -> SenderMaker:
+    """Returns what makes the sending end of a ring with one reader."""
+    return partial(RingSender, writer)
+
+
 class LinkConnection:
     """One side of a link; see ``FrameLink`` for the meaning of its methods. Nothing happens before ``start``.
 
     Args:
         sock: the connected socket, non-blocking, after the handshake; owned from now on.
-        outgoing: writing end per stream that this side sends; owned from now on.
+        outgoing: what makes the sending end of each stream that this side sends; it owns the end from now on.
         incoming: reading end per stream that this side receives; owned from now on.
         heartbeat: both sides' rhythm.
         peer: what to call the other side in sentences, such as "worker".
+        audience: what the sending ends are shared through; None: they are this link's own.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        outgoing: Mapping[Stream, RingWriter],
+        outgoing: Mapping[Stream, SenderMaker],
         incoming: Mapping[Stream, RingReader],
         heartbeat: HeartbeatSettings,
         peer: str,
+        audience: object = None,
     ) -> None:
         self._sock = sock
-        self._senders = {stream: RingSender(writer, self._on_ring_error) for stream, writer in outgoing.items()}
+        self._senders = {stream: make(self._on_ring_error) for stream, make in outgoing.items()}
         self._receivers = {stream: RingReceiver(reader, self._on_ring_error) for stream, reader in incoming.items()}
         self._heartbeat = heartbeat
         self._peer = peer
+        self._audience = audience
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended: asyncio.Future[CloseReason] | None = None
+        self._ending = Ending()
         self._closing = False
-        self._reason: CloseReason | None = None
-        self._callbacks: list[Callable[[CloseReason], None]] = []
         self._received = bytearray()  # of a control message that is not complete yet
         self._unsent = b""  # rest of a control message that the socket did not take
         self._timer: asyncio.TimerHandle | None = None
@@ -70,20 +98,24 @@ class LinkConnection:
     @property
     def close_reason(self) -> CloseReason | None:
         """Why the link is closed; None while it is open."""
-        return self._reason
+        return self._ending.reason
+
+    @property
+    def audience(self) -> object:
+        """What this side's frames reach; see ``FrameLink``."""
+        return self if self._audience is None else self._audience
 
     def start(self) -> None:
         """Watches the peer and sends heartbeats, on the running loop, until the link is closed by either side."""
-        self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
+        self._loop = self._ending.start()
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
         self._last_tick = self._loop.time()
         self._timer = self._loop.call_later(self._heartbeat.interval_s, self._tick)
 
     def send(self, frame: Frame, stream: Stream = Stream.STEPS) -> None:
         """Sends ``frame`` after all earlier ones of ``stream``; never blocks. Errors as in ``FrameLink``."""
-        if self._reason is not None:
-            raise LinkClosedError(self._reason.text)
+        if self._ending.reason is not None:
+            raise LinkClosedError(self._ending.reason.text)
         sender = self._senders.get(stream)
         if sender is None:
             raise ValueError(f"this side of the link does not send {stream}")
@@ -100,41 +132,24 @@ class LinkConnection:
         sender = self._senders.get(stream)
         if sender is None:
             raise ValueError(f"this side of the link does not send {stream}")
-        return 0 if self._reason is not None else sender.pending
+        return 0 if self._ending.reason is not None else sender.pending
 
     def on_frames(self, callback: FramesCallback, stream: Stream = Stream.STEPS) -> None:
         """Hands the frames of ``stream`` to ``callback``; errors and order as in ``FrameLink``."""
-        if self._reason is not None:
-            raise LinkClosedError(self._reason.text)
+        if self._ending.reason is not None:
+            raise LinkClosedError(self._ending.reason.text)
         receiver = self._receivers.get(stream)
         if receiver is None:
             raise ValueError(f"this side of the link does not receive {stream}")
-
-        def deliver(frames: list[bytes]) -> None:
-            try:
-                callback(frames)
-            except TercetError as error:
-                self._end(CloseKind.PROTOCOL, f"a {stream} frame of the {self._peer} was refused: {error.message}")
-            except Exception:
-                # The frames are lost, so going on would leave steps unanswered; the loop's handler shows the traceback.
-                self._end(CloseKind.LOCAL, f"handling a {stream} frame of the {self._peer} failed")
-                raise
-
-        receiver.start(deliver)
+        receiver.start(guarded(callback, stream, self._peer, self._end))
 
     def on_closed(self, callback: Callable[[CloseReason], None]) -> None:
         """Has the loop call ``callback`` once when the link is closed, soon if it is already."""
-        if self._reason is not None:
-            asyncio.get_running_loop().call_soon(callback, self._reason)
-        else:
-            self._callbacks.append(callback)
+        self._ending.on_closed(callback)
 
     async def wait_closed(self) -> CloseReason:
         """Waits until the link is closed, by whichever side. May be cancelled."""
-        if self._ended is None:
-            raise RuntimeError("the link was not started")
-        # Shielded: cancelling one who waits must not cancel the event for the others.
-        return await asyncio.shield(self._ended)
+        return await self._ending.wait()
 
     async def close(self, goodbye: str = "closed") -> None:
         """Closes the link and tells the other side ``goodbye``, one sentence. Idempotent."""
@@ -228,7 +243,6 @@ class LinkConnection:
             self._finish(CloseReason(kind, text))
 
     def _finish(self, reason: CloseReason) -> None:
-        self._reason = reason
         if self._timer is not None:
             self._timer.cancel()
         if self._loop is not None:
@@ -239,8 +253,4 @@ class LinkConnection:
             receiver.close()
         self._sock.close()
         _log.debug("link to the %s closed: %s: %s", self._peer, reason.kind, reason.text)
-        if self._loop is not None and self._ended is not None:
-            self._ended.set_result(reason)
-            for callback in self._callbacks:
-                self._loop.call_soon(callback, reason)
-        self._callbacks.clear()
+        self._ending.conclude(reason)

@@ -59,6 +59,13 @@ class FrameLink(Protocol):
     def close_reason(self) -> CloseReason | None:
         """Why the link is closed; None while it is open."""
 
+    @property
+    def audience(self) -> object:
+        """What this side's frames reach: this link itself, or a group that it shares its sending ends with.
+
+        Of several links with the same audience, a frame is sent on one.
+        """
+
     def send(self, frame: Frame, stream: Stream = Stream.STEPS) -> None:
         """Sends ``frame`` after all earlier ones of ``stream``. Never blocks: without room it waits in a local queue.
 

@@ -15,11 +15,12 @@ import stat
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from tercet_shared.errors import ConfigurationError, LinkError, ProtocolError, TercetError
 from tercet_shared.ipc.claim import SocketClaim, check_socket_path
-from tercet_shared.ipc.connection import LinkConnection
+from tercet_shared.ipc.connection import LinkConnection, sender_through
 from tercet_shared.ipc.control import (
     ACCEPT_BODY,
     HEADER,
@@ -32,13 +33,17 @@ from tercet_shared.ipc.control import (
     send_all,
     until_ready,
 )
+from tercet_shared.ipc.group import GroupRings, Place, create_ring_to_workers
 from tercet_shared.ipc.layout import RingMemory
 from tercet_shared.ipc.link import Stream
-from tercet_shared.ipc.ring import RingDescriptors, RingReader, RingWriter, create_ring
+from tercet_shared.ipc.ring import RingDescriptors, RingReader, create_ring
 from tercet_shared.ipc.settings import ListenerSettings, RingSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tercet_shared.ipc.connection import SenderMaker
+    from tercet_shared.ipc.group import PassedRing
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +52,10 @@ _ACCEPT_RETRY_S: Final = 0.5  # there is no event for "a descriptor became free"
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The worker may join. ``reply`` is sent to it, opaque here, at most 1 MiB."""
+    """The worker may join. ``reply`` is sent to it, opaque here, at most 1 MiB; ``place`` is that in its group."""
 
     reply: bytes
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class LinkListener:
         self._path = path
         self._settings = settings if settings is not None else ListenerSettings()
         self._sock: socket.socket | None = None
+        self._groups: dict[str, GroupRings] = {}  # those of which somebody holds a place
 
     def __enter__(self) -> Self:
         self.open()
@@ -159,11 +166,13 @@ class LinkListener:
                     sock.setblocking(False)
                     hello = await self._receive_hello(sock)
                     verdict = _judge(on_hello, hello)
+                    if isinstance(verdict, Accepted) and verdict.place is not None:
+                        verdict = self._take_place(verdict, verdict.place, undo)
                     if isinstance(verdict, Rejected):
                         _log.warning("a worker was rejected: %s", verdict.reason)
                         await send_all(sock, encode_text(Kind.REJECT, verdict.reason))
                         return
-                    connection = await self._hand_over(sock, verdict.reply, undo)
+                    connection = await self._hand_over(sock, verdict, undo)
             except TimeoutError:
                 _log.warning(
                     "a connecting peer was closed: its handshake took longer than %g s",
@@ -198,27 +207,39 @@ class LinkListener:
             raise ProtocolError(f"the hello has {length} bytes; the limit is {self._settings.max_hello}")
         return length
 
-    async def _hand_over(self, sock: socket.socket, reply: bytes, undo: ExitStack) -> LinkConnection:
+    def _take_place(self, accepted: Accepted, place: Place, undo: ExitStack) -> Verdict:
+        """Takes the worker's place in its group, whose rings are made for the first who comes."""
+        key = place.group
+        if key not in self._groups:
+            self._groups[key] = GroupRings(place.places, self._settings, lambda: self._groups.pop(key, None))
+        rings = self._groups[key]
+        try:
+            rings.take(place)
+        except LinkError as error:
+            return Rejected(error.message)
+        undo.callback(rings.release, place.index)
+        return accepted
+
+    async def _hand_over(self, sock: socket.socket, accepted: Accepted, undo: ExitStack) -> LinkConnection:
         """Makes the rings, opens this side's ends, sends the worker its own. ``undo`` gets what a failure must undo."""
+        reply, place = accepted.reply, accepted.place
         if len(reply) > MAX_REPLY:
             raise ConfigurationError(f"the reply to a hello has {len(reply)} bytes; the limit is {MAX_REPLY}")
         settings = self._settings
+        rings = None if place is None else self._groups[place.group]
         with ExitStack() as memories:  # the memfds are only needed until both sides have mapped them
-            plan, plan_writer = _ring_to_worker("tercet-plan", settings.plan, memories, undo)
-            mask, mask_writer = _ring_to_worker("tercet-mask", settings.mask, memories, undo)
+            if place is None or rings is None:
+                index = 0
+                plan, mask, outgoing = _own_rings(settings, memories, undo)
+            else:
+                index = place.index
+                plan, mask = rings.descriptors(index)
+                outgoing = {stream: partial(rings.end, stream, index) for stream in Stream}
             result, result_reader = _ring_from_worker("tercet-result", settings.result, memories, undo)
-            body = ACCEPT_BODY.pack(settings.heartbeat.interval_s, settings.heartbeat.dead_after_s, 0, 0)
-            descriptors = tuple(
-                fd for ring in (plan, result, mask) for fd in (ring.memory, ring.data[0], ring.space[0])
-            )
-            await send_all(sock, encode(Kind.ACCEPT, body + reply), descriptors)
-        return LinkConnection(
-            sock,
-            {Stream.STEPS: plan_writer, Stream.MASKS: mask_writer},
-            {Stream.STEPS: result_reader},
-            settings.heartbeat,
-            "worker",
-        )
+            body = ACCEPT_BODY.pack(settings.heartbeat.interval_s, settings.heartbeat.dead_after_s, index, index)
+            own = (result.memory, result.data[0], result.space[0])
+            await send_all(sock, encode(Kind.ACCEPT, body + reply), (*plan, *own, *mask))
+        return LinkConnection(sock, outgoing, {Stream.STEPS: result_reader}, settings.heartbeat, "worker", rings)
 
     def _prepare_directory(self) -> None:
         directory = self._path.parent
@@ -237,14 +258,23 @@ def _judge(on_hello: HelloCallback, hello: bytes) -> Verdict:
         return Rejected(error.message)
 
 
-def _ring_to_worker(
-    name: str, settings: RingSettings, memories: ExitStack, undo: ExitStack
-) -> tuple[RingDescriptors, RingWriter]:
-    ring = create_ring(name, capacity=settings.capacity, max_frame=settings.max_frame)
-    memories.callback(os.close, ring.memory)
-    writer = RingWriter(RingMemory(ring.memory), ring.data, ring.space)
-    undo.callback(writer.close)
-    return ring, writer
+def _own_rings(
+    settings: ListenerSettings, memories: ExitStack, undo: ExitStack
+) -> tuple[PassedRing, PassedRing, dict[Stream, SenderMaker]]:
+    """Makes the rings to a worker that is no rank of a group: what it is given of each, and this side's ends."""
+    passed: list[PassedRing] = []
+    outgoing: dict[Stream, SenderMaker] = {}
+    for stream, name, sizes in (
+        (Stream.STEPS, "tercet-plan", settings.plan),
+        (Stream.MASKS, "tercet-mask", settings.mask),
+    ):
+        ring, writer = create_ring_to_workers(name, sizes)
+        memories.callback(os.close, ring.memory)
+        undo.callback(writer.close)
+        passed.append((ring.memory, ring.data[0], ring.space[0]))
+        outgoing[stream] = sender_through(writer)
+    plan, mask = passed
+    return plan, mask, outgoing
 
 
 def _ring_from_worker(

@@ -111,8 +111,8 @@ class RingWriter:
 
     @property
     def space_doorbells(self) -> tuple[int, ...]:
-        """Descriptors that become readable when a reader has consumed something."""
-        return self._space
+        """Descriptors that become readable when a reader that counts has consumed something."""
+        return tuple(self._space[reader] for reader in self._tails)
 
     def try_write(self, frame: Frame) -> bool:
         """Takes ``frame`` if there is room, and rings the readers.
@@ -173,7 +173,10 @@ class RingWriter:
         return True
 
     def detach_reader(self, reader: int) -> None:
-        """Stops counting a dead reader's tail. Its frames are lost; the caller decides whether the others may go on."""
+        """Stops counting a dead reader's tail. Its frames are lost; the caller decides whether the others may go on.
+
+        Its space doorbell is not answered any more, so nobody must watch it.
+        """
         self._tails.pop(reader, None)
 
     def answer_space(self) -> None:

@@ -90,9 +90,11 @@ class Core:
 
 
 @asynccontextmanager
-async def serving(path: Path, settings: ListenerSettings | None = None) -> AsyncIterator[Core]:
+async def serving(
+    path: Path, settings: ListenerSettings | None = None, kind: type[Core] | None = None
+) -> AsyncIterator[Core]:
     with LinkListener(path, settings or small()) as listener:
-        core = Core(listener)
+        core = (kind or Core)(listener)
         task = asyncio.create_task(listener.serve(core.on_hello, core.on_connection))
         try:
             yield core
