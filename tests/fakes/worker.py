@@ -2,8 +2,10 @@
 
     async with FakeWorker(core.link) as worker:
         worker.hold()                      # results wait
-        plan = await worker.next_plan()
+        await worker.wait_for_steps(1)
         worker.release()
+
+A `FakeGroup` is a worker of several ranks, each of which applies every plan; one of them answers.
 
 The token after a text depends on its last token and its length alone (`next_token`), so a test can say what a request
 must yield (`expected`), however the core batched, chunked, preempted or resumed it. A gated row draws among the tokens
@@ -16,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tercet_shared.ipc.connect import connect
-from tercet_shared.ipc.connection import LinkConnection
 from tercet_shared.wire.frames import decode_from_core, decode_welcome, encode_hello, encode_result
 from tercet_shared.wire.step import (
     PROTOCOL_VERSION,
@@ -113,7 +115,7 @@ class FakeWorker:
         self.failing_steps: dict[int, str] = {}
         self.pick: Callable[[int, int, npt.NDArray[np.integer[Any]]], int] = pick
         self._link = link
-        self._connection: LinkConnection | None = None
+        self._connection: Any = None  # a FrameLink, of whose kind tests know more
         self._permits: int | None = None  # steps that may be answered; None: all
         self._waiting: deque[StepPlan] = deque()
         self._masks: dict[int, GrammarMask | None] = {}  # of steps that are gated and not answered
@@ -128,7 +130,7 @@ class FakeWorker:
         self._pooling = np.zeros(slots, np.int32)
 
     @property
-    def connection(self) -> LinkConnection:
+    def connection(self) -> Any:
         assert self._connection is not None
         return self._connection
 
@@ -206,7 +208,7 @@ class FakeWorker:
         if error := self.failing_steps.get(plan.step_id):
             self._length[plan.slots[plan.samples]] += 1  # the steps behind it were planned as if it had worked
             zeros = np.zeros(len(plan.slots) + 1, np.int32)
-            self.connection.send(encode_result(StepResult(plan.step_id, zeros, zeros[:0], error=error)))
+            self._send(StepResult(plan.step_id, zeros, zeros[:0], error=error))
             return
         samples = plan.samples.copy()
         broken = np.array(self.broken_rows.get(plan.step_id, []), np.int32)
@@ -226,7 +228,11 @@ class FakeWorker:
         np.cumsum(samples, out=offsets[1:])
         result = StepResult(plan.step_id, offsets, ids, not_finite=broken)
         self._report(plan, result, pools)
-        self.connection.send(encode_result(result))
+        self._send(result)
+
+    def _send(self, result: StepResult) -> None:
+        if self.hello.answers:
+            self.connection.send(encode_result(result))
 
     def _take_slots(self, plan: StepPlan) -> None:
         new = plan.new
@@ -279,6 +285,41 @@ class FakeWorker:
         result.prompt_logprobs = _columns(prompts) if prompts else None
         result.pooled_rows = np.flatnonzero(pools).astype(np.int32)
         result.pooled = np.array(vectors, np.float32)
+
+
+class FakeGroup:
+    """A worker of several ranks, the last of which answers. Use as a context manager, on the loop of the test.
+
+    Args:
+        link: the core's socket.
+        ranks: how many.
+        group: its name; every start of a group has another one.
+        offer: what all ranks offer.
+    """
+
+    def __init__(self, link: Path, ranks: int, group: str = "first group", **offer: Any) -> None:
+        self.ranks = [
+            FakeWorker(link, **({"incarnation": group} | offer | rank_of(group, number, ranks)))
+            for number in range(ranks)
+        ]
+        self._joined = AsyncExitStack()
+
+    @property
+    def answering(self) -> FakeWorker:
+        return self.ranks[-1]
+
+    async def __aenter__(self) -> Self:
+        for rank in self.ranks:
+            await self._joined.enter_async_context(rank)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._joined.aclose()
+
+
+def rank_of(group: str, number: int, ranks: int) -> dict[str, Any]:
+    """Returns what of a hello says that it is a rank's; the last one answers."""
+    return {"group": group, "rank": number, "ranks": ranks, "answers": number == ranks - 1}
 
 
 def _columns(rows: list[tuple[int, int, list[int], int]]) -> LogProbColumns:

@@ -30,7 +30,7 @@ from tercet_shared.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from tercet_core.engine import Loss
-    from tercet_core.links.worker_link import WorkerLink
+    from tercet_core.links.gate import AnyLink
     from tercet_core.membership import Membership
     from tercet_shared.config import CoreSettings
     from tercet_shared.lifecycle.report import Reporter
@@ -131,9 +131,9 @@ class _Succession:
         self._gate = gate
         self._service = service
         self._reporter = reporter
-        self._pid = pid  # of the current worker, as it sees itself
+        self._pid = pid  # of the current worker, or of what started its ranks, as it sees itself
 
-    async def following(self, loss: Loss) -> WorkerLink:
+    async def following(self, loss: Loss) -> AnyLink:
         if loss.hangs:
             self._reporter.restart("worker", self._pid, loss.reason)
         link = await self._gate.worker()
@@ -167,7 +167,7 @@ async def _live(
             service.publish,
             _Succession(gate, service, reporter, link.hello.pid),
             StepDumps(settings.dump_dir, gate.limits.core_id),
-            depth=settings.pipeline_depth,
+            depth=gate.limits.pipeline_depth,
             max_losses=settings.worker_failures,
             step_timeout_s=settings.step_timeout,
             guides=guides,
@@ -191,7 +191,7 @@ async def _run(
     service: EngineService,
     checks: HealthChecks,
     engine: Engine,
-    link: WorkerLink,
+    link: AnyLink,
     stopping: asyncio.Task[Any],
 ) -> None:
     """Runs the engine until it is to stop or fails; raises what it failed with."""
@@ -266,4 +266,5 @@ def _scheduler_limits(settings: CoreSettings, hello: WorkerHello, limits: CoreWe
         max_partial_prefills=settings.max_partial_prefills,
         prefix_caching=settings.prefix_caching,
         vocab_size=hello.vocab_size,
+        stages=hello.stages,
     )

@@ -33,6 +33,7 @@ class Limits:
         max_partial_prefills: requests whose prompt is computed in part at a time; 0: no limit.
         prefix_caching: whether blocks get keys.
         vocab_size: token ids are below it.
+        stages: pipeline stages of the worker; a request draws its next token when the one before has left the last.
     """
 
     max_slots: int
@@ -44,6 +45,7 @@ class Limits:
     max_partial_prefills: int = 0
     prefix_caching: bool = True
     vocab_size: int = 2**31 - 1
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)

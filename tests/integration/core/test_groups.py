@@ -1,0 +1,277 @@
+"""Workers of several ranks: gathered, served as one, and gone as one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tercet_core.links import gate
+from tercet_proto.v1 import engine_pb2 as pb
+from tercet_shared.errors import LinkError
+from tercet_shared.ipc.connect import connect
+from tercet_shared.ipc.errors import LinkRejectedError
+from tercet_shared.wire.frames import encode_hello, encode_plan, encode_result
+from tercet_shared.wire.step import StepResult
+from tests.fakes.stream_client import Client
+from tests.fakes.worker import TIMEOUT, FakeGroup, FakeWorker, expected, hello, rank_of
+from tests.integration.core.conftest import StartCore, info, until
+
+PROMPTS = {handle: [handle + 3] * (1 + 23 * handle) for handle in range(8)}
+LENGTHS = {handle: 20 + 15 * handle for handle in range(8)}
+
+
+async def submit_all(client: Client) -> None:
+    for handle, prompt in PROMPTS.items():
+        await client.submit(handle, prompt, max_tokens=LENGTHS[handle])
+
+
+def check_all(client: Client) -> None:
+    for handle, prompt in PROMPTS.items():
+        choice = client.choices[handle]
+        assert choice.tokens == expected(prompt, LENGTHS[handle])
+        assert (choice.reason, choice.terminal_events, choice.error) == (pb.FINISH_REASON_LENGTH, 1, None)
+
+
+def die(worker: FakeWorker) -> None:
+    """Ends a rank as the kernel ends the descriptors of a killed process: EOF, and no word."""
+    worker.connection._sock.shutdown(socket.SHUT_RDWR)
+
+
+async def goodbye_of(worker: FakeWorker) -> str:
+    return str((await asyncio.wait_for(worker.connection.wait_closed(), TIMEOUT)).text)
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+async def test_every_plan_reaches_every_rank_and_one_answers(start_core: StartCore, ranks: int) -> None:
+    async with start_core() as core, FakeGroup(core.link, ranks) as group, Client(core.settings.listen) as client:
+        await submit_all(client)
+        await client.finished(*PROMPTS)
+        check_all(client)
+        for rank in group.ranks:
+            await rank.wait_for_steps(group.answering.steps)
+            assert [encode_plan(plan) for plan in rank.plans] == [encode_plan(plan) for plan in group.answering.plans]
+        reply = await info(client)
+        assert (reply.ready, reply.welcome.incarnation) == (True, "first group")
+
+
+async def test_there_is_no_worker_before_the_last_rank_is_here(start_core: StartCore) -> None:
+    async with start_core() as core:
+        group = FakeGroup(core.link, 3)
+        for rank in (group.ranks[2], group.ranks[0]):
+            await rank.__aenter__()
+        assert not core.reporter.is_ready.is_set()
+        with pytest.raises(LinkRejectedError, match="waits for rank 1 of 3 of another worker"):
+            await connect(core.link, encode_hello(hello()))
+        with pytest.raises(LinkRejectedError, match="waits for rank 1 of 3 of another worker"):
+            await connect(core.link, encode_hello(hello(**rank_of("other", 0, 2))))
+        assert not core.reporter.is_ready.is_set()
+        await group.ranks[1].__aenter__()
+        await core.ready()
+        for offer in ({}, rank_of("other", 0, 2), rank_of("first group", 0, 3)):
+            with pytest.raises(LinkRejectedError, match="this core has a worker already"):
+                await connect(core.link, encode_hello(hello(**offer)))
+        for rank in group.ranks:
+            assert rank.connection.close_reason is None
+            await rank.__aexit__()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"rank": 0}, "rank 0 of the group is here already"),
+        ({"answers": True}, "rank 1 wants to answer for its group, but rank 0 does"),
+        ({"ranks": 4}, "rank 1 says ranks 4, but rank 0 of its group 3"),
+        ({"stages": 3}, "rank 1 says stages 3, but rank 0 of its group 1"),
+        ({"num_blocks": 5}, "rank 1 says num_blocks 5, but rank 0 of its group 1024"),
+        ({"max_slots": 5}, "rank 1 says max_slots 5, but rank 0 of its group 64"),
+        ({"model_fingerprint": "other"}, "rank 1 says model_fingerprint other, but rank 0 of its group fake-model"),
+        ({"dtype": "bfloat16"}, "rank 1 says dtype bfloat16, but rank 0 of its group none"),
+    ],
+)
+async def test_a_rank_that_disagrees_is_refused_and_the_others_wait_on(
+    start_core: StartCore, changes: dict[str, Any], complaint: str
+) -> None:
+    offer = rank_of("g", 1, 3) | {"answers": False}
+    async with start_core() as core, FakeWorker(core.link, **(rank_of("g", 0, 3) | {"answers": True})) as first:
+        with pytest.raises(LinkRejectedError, match=complaint):
+            await connect(core.link, encode_hello(hello(**(offer | changes))))
+        async with FakeWorker(core.link, **offer), FakeWorker(core.link, **(offer | {"rank": 2})):
+            await core.ready()
+        assert first.welcome is not None
+
+
+async def test_a_group_in_which_nobody_answers_is_sent_away(start_core: StartCore) -> None:
+    async with start_core() as core:
+        mute = [FakeWorker(core.link, **(rank_of("g", number, 2) | {"answers": False})) for number in range(2)]
+        for rank in mute:
+            await rank.__aenter__()
+        for rank in mute:
+            assert await goodbye_of(rank) == "no rank of the group says that it answers"
+        async with FakeGroup(core.link, 2):
+            await core.ready()
+
+
+async def test_a_rank_that_leaves_early_takes_the_others_along_and_all_may_come_again(start_core: StartCore) -> None:
+    async with start_core() as core:
+        for end in ("dies", "leaves"):
+            group = FakeGroup(core.link, 3)
+            first, second = group.ranks[:2]
+            await first.__aenter__()
+            await second.__aenter__()
+            if end == "dies":
+                die(second)
+            else:
+                await second.connection.close("out of memory")
+            goodbye = await goodbye_of(first)
+            assert goodbye.startswith("rank 1 of 3 left before all were here: ")
+            assert ("out of memory" in goodbye) == (end == "leaves")
+        async with FakeGroup(core.link, 3), Client(core.settings.listen) as client:  # the same group as before
+            await core.ready()
+            await submit_all(client)
+            await client.finished(*PROMPTS)
+            check_all(client)
+
+
+async def test_a_rank_that_stays_away_is_named(start_core: StartCore) -> None:
+    async with start_core(worker_timeout=0.3) as core:
+        group = FakeGroup(core.link, 4)
+        for number in (1, 3):
+            await group.ranks[number].__aenter__()
+        with pytest.raises(LinkError, match=r"not whole within 0\.3 s: ranks 0 and 2 of 4 did not connect"):
+            await core.ended()
+        for number in (1, 3):
+            assert await goodbye_of(group.ranks[number]) == "the core stops"
+
+
+async def test_what_is_left_of_a_dead_group_makes_way(start_core: StartCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start_core() as core, FakeWorker(core.link, **rank_of("dead", 1, 2)) as left:
+        monkeypatch.setattr(gate, "_STALE_S", 0.0)
+        async with FakeGroup(core.link, 2, "alive"):
+            await core.ready()
+            assert await goodbye_of(left) == "rank 0 of 2 did not come, and another worker did"
+            with pytest.raises(LinkRejectedError, match="has a worker already"):
+                await connect(core.link, encode_hello(left.hello))
+
+
+async def test_a_single_worker_takes_the_place_of_a_dead_group(
+    start_core: StartCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start_core() as core, FakeWorker(core.link, **rank_of("dead", 1, 2)) as left:
+        monkeypatch.setattr(gate, "_STALE_S", 0.0)
+        async with FakeWorker(core.link):
+            await core.ready()
+            assert "another worker did" in await goodbye_of(left)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("goodbye", [True, False])
+async def test_the_end_of_one_rank_is_the_end_of_all_and_requests_go_on(
+    start_core: StartCore, lost: int, goodbye: bool
+) -> None:
+    async with start_core() as core, FakeGroup(core.link, 3) as group, Client(core.settings.listen) as client:
+        group.answering.hold()
+        await submit_all(client)
+        for step in range(3):
+            await group.answering.wait_for_steps(step + 1)
+            group.answering.release(1)
+        await group.answering.wait_for_steps(5)
+        if goodbye:
+            await group.ranks[lost].connection.close("out of memory")
+        else:
+            die(group.ranks[lost])
+        others = [rank for rank in group.ranks if rank is not group.ranks[lost]]
+        for rank in others:
+            reason = await goodbye_of(rank)
+            assert reason.startswith(f"rank {lost} of 3: ")
+            assert ("out of memory" in reason) == goodbye
+        waiting = await until(client, lambda reply: not reply.ready)
+        assert waiting.stats.worker_left is goodbye
+        async with FakeGroup(core.link, 3, "second group") as second:
+            await client.finished(*PROMPTS)
+            check_all(client)
+            assert (await info(client)).welcome.incarnation == "second group"
+            assert second.answering.plans[0].freed.tolist() == []
+
+
+async def test_a_single_worker_may_follow_a_group_and_the_other_way_round(start_core: StartCore) -> None:
+    async with start_core() as core, FakeGroup(core.link, 2) as group, Client(core.settings.listen) as client:
+        group.answering.hold()
+        await submit_all(client)
+        await group.answering.wait_for_steps(2)
+        die(group.ranks[0])
+        await goodbye_of(group.answering)
+        async with FakeWorker(core.link) as single:
+            single.hold()
+            await single.wait_for_steps(2)
+        async with FakeGroup(core.link, 3, "second group"):
+            await client.finished(*PROMPTS)
+            check_all(client)
+
+
+async def test_a_rank_that_hangs_ends_the_group_whose_launcher_is_reported(start_core: StartCore) -> None:
+    async with start_core(heartbeat_interval=0.1, heartbeat_timeout=1.2) as core:
+        async with FakeGroup(core.link, 2, pid=4711) as group, Client(core.settings.listen) as client:
+            group.answering.hold()
+            await submit_all(client)
+            await group.answering.wait_for_steps(2)
+            group.ranks[0].connection._timer.cancel()
+            child, pid, message = await asyncio.wait_for(core.reporter.restarts.get(), TIMEOUT)
+            assert (child, pid) == ("worker", 4711)
+            assert message.startswith("rank 0 of 2: ")
+            assert "has shown no life" in message
+            assert (await goodbye_of(group.answering)) == message
+            async with FakeGroup(core.link, 2, "second group"):
+                await client.finished(*PROMPTS)
+                check_all(client)
+
+
+async def test_a_group_that_does_not_answer_is_reported_and_replaced(start_core: StartCore) -> None:
+    async with start_core(step_timeout=0.3) as core:
+        async with FakeGroup(core.link, 2, pid=4711) as group, Client(core.settings.listen) as client:
+            group.answering.hold()
+            await submit_all(client)
+            child, pid, message = await asyncio.wait_for(core.reporter.restarts.get(), TIMEOUT)
+            assert (child, pid) == ("worker", 4711)
+            assert "has not answered step 1" in message
+            for rank in group.ranks:
+                assert "has not answered step 1" in await goodbye_of(rank)
+            async with FakeGroup(core.link, 2, "second group"):
+                await client.finished(*PROMPTS)
+                check_all(client)
+
+
+async def test_a_result_of_a_rank_that_does_not_answer_breaks_the_protocol(start_core: StartCore) -> None:
+    async with start_core() as core, FakeGroup(core.link, 2) as group, Client(core.settings.listen) as client:
+        group.answering.hold()
+        await submit_all(client)
+        await group.answering.wait_for_steps(2)
+        zeros = np.zeros(2, np.int32)
+        group.ranks[0].connection.send(encode_result(StepResult(1, zeros, zeros[:0])))
+        assert "rank 1 answers for its group, but rank 0 of 2 sent a result" in await goodbye_of(group.ranks[0])
+        assert (await goodbye_of(group.answering)).startswith("rank 0 of 2: ")
+        async with FakeGroup(core.link, 2, "second group"):
+            await client.finished(*PROMPTS)
+            check_all(client)
+
+
+async def test_two_groups_at_once_leave_one(start_core: StartCore) -> None:
+    async with start_core() as core:
+        offers = [rank_of(name, number, 3) for number in range(3) for name in ("left", "right")]
+        joined = await asyncio.gather(
+            *(connect(core.link, encode_hello(hello(**offer))) for offer in offers), return_exceptions=True
+        )
+        await core.ready()
+        kept = [each for each in joined if not isinstance(each, BaseException)]
+        assert all(isinstance(each, LinkRejectedError) for each in joined if isinstance(each, BaseException))
+        ends = [asyncio.ensure_future(each.connection.wait_closed()) for each in kept]
+        while len([end for end in ends if not end.done()]) > 3:
+            await asyncio.wait(ends, timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        assert len([each for each in kept if each.connection.close_reason is None]) == 3
+        for each in kept:
+            await each.connection.close()
