@@ -263,6 +263,24 @@ class WorkerOptions(BaseModel):
     )
 
 
+class ParallelOptions(BaseModel):
+    """How many processes compute the model together."""
+
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Ranks (processes, one device each) that divide every layer among them (docs/parallel.md).",
+    )
+    pipeline_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Stages that the layers are divided into, each of as many ranks as --tensor-parallel-size says.",
+    )
+    rendezvous_timeout: Seconds = Field(120.0, description="Seconds in which all ranks must have found each other.")
+
+
 MAX_FRONTENDS = 64
 
 _POSITIONAL = "model"
@@ -441,19 +459,40 @@ class CoreSettings(_Settings, Common, SchedulerOptions, LimitOptions):
     worker_timeout: Seconds = Field(600.0, description="Seconds to wait for the worker to connect after the start.")
 
 
-class WorkerSettings(_Settings, Common, ModelChoice, LimitOptions, WorkerOptions):
+class WorkerSettings(_Settings, Common, ModelChoice, LimitOptions, WorkerOptions, ParallelOptions):
     """The worker: holds the model and computes the steps that its core plans."""
 
     model_config = SettingsConfigDict(cli_prog_name="tercet worker")
     EXAMPLES = """\
   tercet worker --link run/worker.sock ./checkpoint
   tercet worker --dtype float32 --threads 8 --kv-cache-memory 4GiB ./model.gguf
+  tercet worker --tensor-parallel-size 2 ./checkpoint
+  tercet worker --tensor-parallel-size 8 --pipeline-parallel-size 2 --nodes 2 --node-rank 1 \\
+    --rendezvous 10.0.0.1:8200 --core-address 10.0.0.1:8101 ./checkpoint
 """
 
     link: Path = Field(Path("run/worker.sock"), description="Unix socket of the core.")
+    core_address: str | None = Field(
+        None, description="Address of the core's port for workers on other hosts, as host:port, instead of --link."
+    )
+    nodes: int = Field(
+        1, ge=1, le=1024, description="Hosts that the ranks are divided among evenly, in their order; one command each."
+    )
+    node_rank: int = Field(0, ge=0, le=1023, description="Number of this host among --nodes, from 0.")
+    rendezvous: str | None = Field(
+        None, description="Where the ranks of several hosts find each other, as host:port of host 0."
+    )
+    local_rank: int | None = Field(
+        None, ge=0, description="Number of this process among the ranks of its host; set by what starts them."
+    )
+    rendezvous_fd: int | None = Field(
+        None, ge=0, description="Descriptor of the socket that listens at --rendezvous; set by what starts the ranks."
+    )
 
 
-class ServeSettings(_Settings, Common, ModelChoice, FrontendOptions, SchedulerOptions, LimitOptions, WorkerOptions):
+class ServeSettings(
+    _Settings, Common, ModelChoice, FrontendOptions, SchedulerOptions, LimitOptions, WorkerOptions, ParallelOptions
+):
     """All three services on this machine: no Redis, one core, one worker, each a process of its own."""
 
     model_config = SettingsConfigDict(cli_prog_name="tercet serve")

@@ -13,6 +13,8 @@ import torch
 
 from tercet_shared.errors import InternalError
 from tercet_worker.kernels.decode_abi import DecodeOutcome
+from tercet_worker.parallel.communicator import ALONE
+from tercet_worker.parallel.handover import TokenHandover
 from tercet_worker.pending import PendingStep
 from tercet_worker.sampling.logprobs import Scored, Scorer
 from tercet_worker.state.batch import InputBatch, PromptRows, SampleRows
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tercet_shared.wire.step import StepPlan
     from tercet_worker.attention.interface import AttentionBackend
     from tercet_worker.models.interface import StepModel
+    from tercet_worker.parallel.communicator import Communicator
     from tercet_worker.program.decode import DecodeSteps
     from tercet_worker.sampling import GrammarSource, Sampler
     from tercet_worker.state.slots import SlotState
@@ -45,6 +48,8 @@ class ModelRunner:
         sampler: for the model's vocabulary.
         limits: that plans must keep to.
         decode: executes plain decode steps in one call, for the same model, attention and state.
+        communicator: to the other ranks that hold parts of the model. All of them execute the same plans, and keep the
+            same state; only the last stage of a pipeline samples.
         pad_to: step sizes are rounded up to a multiple of this many tokens.
     """
 
@@ -57,6 +62,7 @@ class ModelRunner:
         limits: PlanLimits,
         *,
         decode: DecodeSteps | None = None,
+        communicator: Communicator = ALONE,
         pad_to: int = 1,
     ) -> None:
         self.limits = limits
@@ -67,6 +73,8 @@ class ModelRunner:
         self._score = Scorer(limits.vocab_size, state.device)
         self._pool = Pooler(state.slots, state.device)
         self._decode = decode
+        self._samples = communicator.topology.last
+        self._handover = TokenHandover(communicator, state)
         self._pad_to = pad_to
 
     def reset(self) -> None:
@@ -85,13 +93,15 @@ class ModelRunner:
         Raises:
             ProtocolError: the plan cannot be executed; nothing of it was applied.
             InternalError: attention refused the batch. The rows count as not computed.
+            GroupBrokenError: another rank is gone.
         """
         if self._decode is not None and (done := self._decode_step(self._decode, plan)) is not None:
             return done
         state = self._state
         check_plan(plan, state, self.limits)
-        if len(plan.gated) and grammar is None:
+        if len(plan.gated) and grammar is None and self._samples:
             raise InternalError("a step with gated rows was given no source of masks")
+        self._handover.before(plan)
         state.apply(plan)
         step = PendingStep(plan)
         if not len(plan.slots):
@@ -99,6 +109,17 @@ class ModelRunner:
         batch = InputBatch.build(plan, state, block_size=self.limits.block_size, pad_to=self._pad_to)
         self._attention.plan(batch.attention(state))
         hidden = self._model.forward(batch.input_ids, batch.positions, self._attention)  # [T, H]
+        if self._samples:
+            self._finish(step, batch, hidden, grammar)
+        self._handover.after(batch.samples)
+        state.advance(plan)
+        return step
+
+    def _finish(
+        self, step: PendingStep, batch: InputBatch, hidden: torch.Tensor, grammar: GrammarSource | None
+    ) -> None:
+        """Makes of ``hidden [T, H]`` all that the step yields."""
+        plan, state = step.plan, self._state
         asks = int(np.bitwise_or.reduce(state.asks[plan.slots]))
         free, gated = batch.samples.split(plan.gated)
         logits = self._logits(batch, hidden)
@@ -108,8 +129,6 @@ class ModelRunner:
         self._draw(step, batch.samples, logits, gated, asks, grammar)
         if asks & POOLING:
             step.pooled = self._pool(plan, batch, state, hidden)
-        state.advance(plan)
-        return step
 
     def _decode_step(self, decode: DecodeSteps, plan: StepPlan) -> PendingStep | None:
         """Executes ``plan`` in one call, or returns None: it is no plain decode step, or not a sound one."""

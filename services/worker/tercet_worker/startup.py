@@ -14,8 +14,10 @@ from tercet_shared.checkpoint import Checkpoint, ModelConfig
 from tercet_shared.errors import ConfigurationError
 from tercet_shared.wire.step import PROTOCOL_VERSION, WorkerHello
 from tercet_worker.attention.interface import AttentionSpec
-from tercet_worker.kv_sizing import KvRequest, size_kv_cache
+from tercet_worker.kv_sizing import KvRequest, KvSize, size_kv_cache
 from tercet_worker.loading import load_model
+from tercet_worker.parallel.places import meeting_of, topology_of
+from tercet_worker.parallel.rendezvous import Membership, join_group
 from tercet_worker.platforms import ExecutorShape, choose_platform
 from tercet_worker.runner import ModelRunner
 from tercet_worker.sampling import Sampler
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from tercet_shared.config import WorkerSettings
+    from tercet_worker.parallel.communicator import Communicator
+    from tercet_worker.parallel.topology import Share
     from tercet_worker.platforms.interface import Report
 
 logger = logging.getLogger(__name__)
@@ -42,6 +46,8 @@ class Engine:
     kv_bytes: int
     kernels: str
     """What computes, such as the instruction set that the kernels use."""
+    communicator: Communicator
+    """To the other ranks of the worker, where there are any."""
 
 
 def load_engine(settings: WorkerSettings, report: Report) -> Engine:
@@ -55,23 +61,34 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
     platform = choose_platform(settings)
     checkpoint = Checkpoint.open(settings.model, revision=settings.revision)
     config = checkpoint.config
+    topology = topology_of(settings)
+    share = topology.share(config)
+    layers = len(share.layers)
     longest = _max_model_len(settings.max_model_len, config)
     max_batched_tokens = settings.max_num_batched_tokens or platform.default_step_tokens
     report("preparing kernels", None)
-    attention = platform.attention(_attention_spec(config, settings.block_size, platform.dtype))
+    attention = platform.attention(_attention_spec(config, share, settings.block_size, platform.dtype))
+    member = Membership()
+    if topology.ranks > 1:
+        report("waiting for the other ranks", None)
+        member = join_group(meeting_of(settings), topology, platform.device)
+        _agree(member.communicator, checkpoint, settings, max_batched_tokens, platform.dtype)
+    communicator = member.communicator
     weights = load_model(
         checkpoint,
         platform.placement(),
         available=platform.memory_for_weights(),
         progress=lambda fraction: report("loading weights", fraction),
+        topology=topology,
     )
     shape = ExecutorShape(max_batched_tokens, settings.max_num_seqs, config.vocab_size)
-    model = platform.executor(weights, attention, shape)
+    model = platform.executor(weights, attention, shape, communicator)
     report("allocating the KV cache", None)
+    communicator.minimum((0,))  # until all have loaded: what is free now is what their caches can take
     memory = platform.memory_for_kv(model)
     kv = size_kv_cache(
         KvRequest(
-            bytes_per_block=attention.bytes_per_block(config.num_layers),
+            bytes_per_block=attention.bytes_per_block(layers),
             block_size=settings.block_size,
             slots=settings.max_num_seqs,
             max_model_len=longest,
@@ -82,9 +99,10 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
             share=memory.share,
         )
     )
+    kv = KvSize(*communicator.minimum((kv.num_blocks, kv.max_model_len)))
     if kv.max_model_len < longest:
         logger.warning("the KV cache holds %d tokens: requests are limited to that many", kv.max_model_len)
-    attention.allocate_kv(config.num_layers, kv.num_blocks)
+    attention.allocate_kv(layers, kv.num_blocks)
     state = SlotState(
         slots=settings.max_num_seqs,
         max_model_len=kv.max_model_len,
@@ -97,9 +115,9 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         block_size=settings.block_size,
         max_batched_tokens=max_batched_tokens,
     )
-    decode = platform.decode_steps(model, attention, state, limits)
+    decode = platform.decode_steps(model, attention, state, limits) if topology.ranks == 1 else None
     sampler = Sampler(config.vocab_size, platform.device, platform.scan())
-    runner = ModelRunner(model, attention, state, sampler, limits, decode=decode)
+    runner = ModelRunner(model, attention, state, sampler, limits, decode=decode, communicator=communicator)
     offer = WorkerHello(
         protocol=PROTOCOL_VERSION,
         incarnation="",
@@ -114,7 +132,12 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         max_batched_tokens=max_batched_tokens,
         dtype=str(platform.dtype).removeprefix("torch."),
         device=attention.name,
-        pid=os.getpid(),
+        pid=os.getpid() if topology.ranks == 1 else os.getppid(),
+        group=member.group,
+        rank=topology.rank,
+        ranks=topology.ranks,
+        stages=topology.pipeline,
+        answers=topology.answers,
     )
     logger.info(
         "%s in %s on %s: %d KV blocks of %d tokens, %d slots of up to %d tokens, %d tokens per step",
@@ -125,15 +148,37 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         runner,
         offer,
         weight_bytes=sum(destination.nbytes for destination in weights.destinations().values()),
-        kv_bytes=kv.num_blocks * attention.bytes_per_block(config.num_layers),
+        kv_bytes=kv.num_blocks * attention.bytes_per_block(layers),
         kernels=platform.kernels,
+        communicator=communicator,
     )
 
 
-def _attention_spec(config: ModelConfig, block_size: int, dtype: torch.dtype) -> AttentionSpec:
+def _agree(
+    communicator: Communicator,
+    checkpoint: Checkpoint,
+    settings: WorkerSettings,
+    max_batched_tokens: int,
+    dtype: torch.dtype,
+) -> None:
+    """Raises `ConfigurationError` unless all ranks of the group are to compute the same in the same way."""
+    wanted = {
+        "model": int(checkpoint.fingerprint[:15], 16),
+        "--dtype": dtype.itemsize,
+        "--block-size": settings.block_size,
+        "--max-num-seqs": settings.max_num_seqs,
+        "--max-num-batched-tokens": max_batched_tokens,
+    }
+    least = communicator.minimum([*wanted.values(), *(-value for value in wanted.values())])
+    for name, low, high in zip(wanted, least, least[len(wanted) :], strict=False):
+        if low != -high:
+            raise ConfigurationError(f"The ranks of this group were not started with the same {name}.")
+
+
+def _attention_spec(config: ModelConfig, share: Share, block_size: int, dtype: torch.dtype) -> AttentionSpec:
     return AttentionSpec(
-        num_query_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
+        num_query_heads=len(share.query_heads),
+        num_kv_heads=len(share.kv_heads),
         head_size=config.head_dim,
         block_size=block_size,
         dtype=dtype,

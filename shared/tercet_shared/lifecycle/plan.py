@@ -26,7 +26,10 @@ FRONT_END = "front end"
 _ENV_PREFIX = "TERCET_"
 _API_KEY = "TERCET_API_KEY"
 _REDIS_URL = "TERCET_REDIS_URL"
-_NOT_FOR_USERS = ("listen", "link", "core", "listen_fd", "process_socket", "accept_when_ready")
+_NOT_FOR_USERS = (
+    "listen", "link", "core", "listen_fd", "process_socket", "accept_when_ready",
+    "core_address", "nodes", "node_rank", "rendezvous", "local_rank", "rendezvous_fd",
+)  # fmt: skip
 """Settings of single services that the plan decides."""
 
 

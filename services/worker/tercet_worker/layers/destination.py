@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from tercet_worker.quantization import WeightFormat, format_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
+    from tercet_worker.layers.cut import Cut
     from tercet_worker.quantization import Blocks
 
 
@@ -21,14 +24,29 @@ class Destination:
         shape: of the tensor as the checkpoint holds it.
         dtype: in which the layer keeps it.
         store: called with a first row and whole rows from there on, in any floating dtype, on the CPU; converts them to
-            the layer's dtype, layout and device. Called until every row was stored once.
+            the layer's dtype, layout and device. Called until every row was stored once. Rows and columns are those
+            of the cuts.
         quantized: where the layer may keep weights as they are quantized; None where it keeps them dense.
+        cuts: what the layer keeps of each dimension; nothing where it keeps all.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     store: Callable[[int, torch.Tensor], None]
     quantized: QuantizedDestination | None = None
+    cuts: tuple[Cut, ...] = ()
+
+    def cut(self, *cuts: Cut) -> Destination:
+        """Returns this destination for a part of a larger tensor, of which it is as large as ``cuts`` say."""
+        quantized = self.quantized
+        if quantized is not None and cuts[-1].partial:
+            quantized = _cut_columns(quantized, cuts[-1])
+        return replace(self, shape=tuple(cut.whole for cut in cuts), cuts=cuts, quantized=quantized)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of what is kept."""
+        return tuple(len(cut) for cut in self.cuts) if self.cuts else self.shape
 
     @property
     def nbytes(self) -> int:
@@ -36,7 +54,7 @@ class Destination:
         if self.quantized is not None:
             return self.quantized.nbytes()
         size = self.dtype.itemsize
-        for extent in self.shape:
+        for extent in self.extents:
             size *= extent
         return size
 
@@ -56,6 +74,17 @@ class QuantizedDestination:
     nbytes: Callable[[], int]
     takes_blocks: Callable[[], bool]
     store: Callable[[int, Blocks], None]
+
+
+def _cut_columns(quantized: QuantizedDestination, columns: Cut) -> QuantizedDestination:
+    """Returns the same for blocks of which only some are kept; where a block would be cut in two, it comes dense."""
+
+    def announce(kind: str) -> None:
+        found = format_of(kind)
+        whole = found is WeightFormat.DENSE or columns.begin % found.block == columns.end % found.block == 0
+        quantized.announce(kind if whole else "")
+
+    return replace(quantized, announce=announce)
 
 
 def into(target: torch.Tensor) -> Destination:

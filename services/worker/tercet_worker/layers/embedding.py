@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F  # noqa: N812  # the customary name
 
+from tercet_worker.layers.cut import Cut
 from tercet_worker.layers.matrix import dense
 
 if TYPE_CHECKING:
@@ -17,37 +18,67 @@ _REFINED = 8
 
 
 class Embedding:
-    """Rows of a matrix ``[V, H]`` by token id."""
+    """Rows of a matrix ``[V, H]`` by token id.
 
-    def __init__(self, vocab_size: int, hidden_size: int, place: Placement) -> None:
-        self.matrix = place.matrix(hidden_size, (vocab_size,))
+    Args:
+        vocab: rows; a rank of several may hold some of them, and the sum over all ranks is meant.
+        hidden_size: columns.
+        place: dtype, device and layout.
+    """
+
+    def __init__(self, vocab: int | Cut, hidden_size: int, place: Placement) -> None:
+        self.vocab = vocab if isinstance(vocab, Cut) else Cut.all(vocab)
+        self._columns = Cut.all(hidden_size)
+        self.matrix = place.matrix(hidden_size, (len(self.vocab),))
+
+    @property
+    def partial(self) -> bool:
+        """Whether other ranks hold the rest."""
+        return self.vocab.partial
 
     def destinations(self, name: str) -> dict[str, Destination]:
         """Returns where ``{name}.weight`` goes."""
-        return {f"{name}.weight": self.matrix.weight_destination(0)}
+        return {f"{name}.weight": self.matrix.weight_destination(0).cut(self.vocab, self._columns)}
+
+    def own(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the row of every token that this rank holds, 0 for others, and which those others are (bool)."""
+        rows = token_ids - self.vocab.begin
+        others = (rows < 0) | (rows >= len(self.vocab))
+        return rows.masked_fill_(others, 0), others
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Returns ``[T, H]`` for ids ``[T]``, int32 or int64; for a dense matrix."""
-        return F.embedding(token_ids, dense(self.matrix).weight)
+        """Returns ``[T, H]`` for ids ``[T]``, int32 or int64; zeros for tokens of other ranks; for a dense matrix."""
+        weight = dense(self.matrix).weight
+        if not self.partial:
+            return F.embedding(token_ids, weight)
+        rows, others = self.own(token_ids)
+        return F.embedding(rows, weight).masked_fill_(others.unsqueeze(1), 0)
 
 
 class Head:
     """From hidden states to logits: ``x Wᵀ``.
 
     Args:
-        vocab_size: rows.
+        vocab: rows; a rank of several may hold some of them, and computes those logits.
         hidden_size: columns.
         place: dtype, device and layout.
         tied: the embedding whose matrix is the head's too; None for a matrix of its own.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, place: Placement, *, tied: Embedding | None) -> None:
-        self._own = tied is None
-        self.matrix = place.matrix(hidden_size, (vocab_size,)) if tied is None else tied.matrix
+    def __init__(self, vocab: int | Cut, hidden_size: int, place: Placement, *, tied: Embedding | None) -> None:
+        held = Embedding(vocab, hidden_size, place) if tied is None else tied
+        self._own = held if tied is None else None
+        self.matrix = held.matrix
+        self.vocab = held.vocab
+
+    @property
+    def partial(self) -> bool:
+        """Whether other ranks compute the rest."""
+        return self.vocab.partial
 
     def destinations(self, name: str) -> dict[str, Destination]:
         """Returns where ``{name}.weight`` goes; nothing for a tied head."""
-        return {f"{name}.weight": self.matrix.weight_destination(0)} if self._own else {}
+        return {} if self._own is None else self._own.destinations(name)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns float32 logits ``[R, V]`` for ``x [R, H]``; for a dense matrix."""

@@ -22,11 +22,13 @@ from tercet_shared.checkpoint import (
     unpermute_rope_rows,
 )
 from tercet_shared.errors import CheckpointError, bounded
+from tercet_worker.layers.cut import Cut
 from tercet_worker.layers.parameters import Destination, Placement
 from tercet_worker.loading.memory import check_fits
 from tercet_worker.models import CausalLM, create_model
 from tercet_worker.models.registry import check_architecture
-from tercet_worker.quantization import decode
+from tercet_worker.parallel.topology import SINGLE, Topology
+from tercet_worker.quantization import block_of, decode
 
 Progress = Callable[[float], None]
 """Told the fraction of bytes stored so far. What it raises ends the loading."""
@@ -37,36 +39,42 @@ _OVERHEAD = 256 * 1024 * 1024
 """Bytes beside the weights: a piece being converted, activations, the allocator."""
 
 
-def load_model(checkpoint: Checkpoint, place: Placement, *, available: int, progress: Progress) -> CausalLM:
-    """Builds the model of ``checkpoint`` and fills it.
+def load_model(
+    checkpoint: Checkpoint, place: Placement, *, available: int, progress: Progress, topology: Topology = SINGLE
+) -> CausalLM:
+    """Builds the model of ``checkpoint``, or the share of it that one rank holds, and fills it.
 
     Args:
-        checkpoint: what to load.
+        checkpoint: what to load. Judged as a whole, whatever part of it is loaded.
         place: dtype and device of the model.
         available: bytes that the weights may take.
         progress: told how far the loading is.
+        topology: the rank that loads.
 
     Raises:
+        ConfigurationError: the model cannot be divided so.
         CheckpointError: the architecture is unknown, the model does not fit, or a tensor is missing, not known, of a
             wrong shape or of a type that cannot be read; one sentence names it.
     """
     check_architecture(checkpoint.architecture)
     config, index = checkpoint.config, checkpoint.weights
     # Built once without memory, so that what does not fit is refused before anything is allocated.
-    outline = create_model(config, Placement(place.dtype, torch.device("meta")))
-    check_tensors(outline, index)
+    bare = Placement(place.dtype, torch.device("meta"))
+    check_tensors(create_model(config, bare), index)
+    share = topology.share(config)
     # Packed matrices take their memory later, and less of it where they stay quantized.
-    model = create_model(config, place) if place.packed is not None else outline
+    model = create_model(config, place if place.packed is not None else bare, share)
     for name, destination in model.destinations().items():
         if destination.quantized is not None:
             destination.quantized.announce(index[name].dtype)
     needed = sum(destination.nbytes for destination in model.destinations().values())
     dtype = str(place.dtype).removeprefix("torch.")
-    check_fits(needed + _OVERHEAD, available, f"The model {checkpoint.served_name} in {dtype}")
+    part = "" if share.whole else f", the part of rank {topology.rank},"
+    check_fits(needed + _OVERHEAD, available, f"The model {checkpoint.served_name} in {dtype}{part}")
     if place.packed is not None:
         place.packed.allocate()
     else:
-        model = create_model(config, place)
+        model = create_model(config, place, share)
     _fill(model.destinations(), index, config, progress)
     return model
 
@@ -96,24 +104,50 @@ def _fill(destinations: Mapping[str, Destination], index: WeightIndex, config: M
         if destination is None:
             continue
         entry = index[name]
-        stored = index.read(name)
-        if entry.rope_permuted:
-            stored = unpermute_rope_rows(stored, _heads(entry, config))
-        rows = max(1, _PIECE * entry.shape[0] // max(entry.elements, 1))
-        quantized = destination.quantized
-        as_blocks = quantized is not None and quantized.takes_blocks()
-        for start in range(0, entry.shape[0], rows):
-            piece = stored[start : start + rows]
-            if quantized is not None and as_blocks:
-                quantized.store(start, decode(entry.dtype, piece))
-            else:
-                destination.store(start, _to_torch(piece, entry))
-            progress((done + entry.nbytes * (start + len(piece)) / entry.shape[0]) / total)
+        _store(
+            destination, index, entry, config, lambda part, at=done, of=entry: progress((at + part * of.nbytes) / total)
+        )
         done += entry.nbytes
 
 
-def _heads(entry: TensorEntry, config: ModelConfig) -> int:
-    return entry.shape[0] // config.head_dim  # of queries, or of keys and values
+def _store(
+    destination: Destination, index: WeightIndex, entry: TensorEntry, config: ModelConfig, progress: Progress
+) -> None:
+    """Stores one tensor, or the part of it that is kept."""
+    rows, *more = destination.cuts or tuple(Cut.all(extent) for extent in entry.shape)
+    columns = more[0] if more and more[0].partial else None
+    stored = index.read(entry.name)[rows.begin : rows.end]
+    if entry.rope_permuted:
+        stored = unpermute_rope_rows(stored, _heads(stored, config))
+    size = max(1, _PIECE * entry.shape[0] // max(entry.elements, 1))
+    quantized = destination.quantized
+    as_blocks = quantized is not None and quantized.takes_blocks()
+    for start in range(0, len(stored), size):
+        piece = stored[start : start + size]
+        left = columns
+        if columns is not None and (taken := _take_columns(piece, entry, columns)) is not None:
+            piece, left = taken, None
+        if quantized is not None and as_blocks:
+            blocks = decode(entry.dtype, piece)
+            quantized.store(start, blocks if left is None else blocks.columns(left.begin, left.end))
+        else:
+            dense = _to_torch(piece, entry)
+            destination.store(start, dense if left is None else dense[:, left.begin : left.end])
+        progress((start + len(piece)) / len(stored))
+
+
+def _take_columns(piece: npt.NDArray[Any], entry: TensorEntry, columns: Cut) -> npt.NDArray[Any] | None:
+    """Returns columns of rows as they are stored; None where that would cut a quantized block in two."""
+    if not entry.quantized:
+        return piece[:, columns.begin : columns.end]
+    weights, nbytes = block_of(entry.dtype)
+    if not weights or columns.begin % weights or columns.end % weights:
+        return None
+    return piece[:, columns.begin // weights * nbytes : columns.end // weights * nbytes]
+
+
+def _heads(stored: npt.NDArray[Any], config: ModelConfig) -> int:
+    return len(stored) // config.head_dim  # of queries, or of keys and values
 
 
 def _to_torch(piece: npt.NDArray[Any], entry: TensorEntry) -> torch.Tensor:

@@ -33,16 +33,19 @@ class LayerAttention(Protocol):
 
 
 class CausalLM(Protocol):
-    """A decoder-only language model on one device: its weights, and its step as operations."""
+    """A decoder-only language model, or what one rank of several holds of it: its weights, and its step as operations.
+
+    A rank may hold some of the layers (a stage of the pipeline), and a share of every matrix in them.
+    """
 
     def destinations(self) -> dict[str, Destination]:
-        """Returns where every tensor of a checkpoint goes, by Hugging Face name. All of them must come."""
+        """Returns where the tensors of a checkpoint go, by Hugging Face name. All of them must come."""
 
     def ignores(self, name: str) -> bool:
         """Says whether a tensor that has no destination may be left out silently."""
 
     def hidden(self, ops: Ops[V]) -> V:
-        """Returns hidden states ``[T, H]`` after the last norm."""
+        """Returns hidden states ``[T, H]`` after the last norm; of a stage before the last, the residual stream."""
 
     def logits(self, ops: HeadOps[V], hidden: V) -> V:
         """Returns float32 logits ``[R, V]`` for hidden states ``[R, H]``."""
@@ -54,7 +57,7 @@ class StepModel(Protocol):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention) -> torch.Tensor:
         """Returns hidden states ``[T, H]``, for int32 ids ``[T]`` at int64 ``positions [T]``.
 
-        They are gone with the next call.
+        They are gone with the next call. In a stage before the last one it is the residual stream, which was handed on.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,10 @@ records them and executes the record in one call.
 
 Legend: T tokens of the step, H hidden size, R rows that need logits, V vocabulary, Hq query heads, Hkv key/value heads,
 D head size.
+
+Several ranks may compute one model. Then embedding and head hold some rows of the vocabulary, ``linear`` and
+``gated_silu`` compute some of the columns, and what ``add_linear`` adds is the sum over all ranks of the stage: the
+operations see to that, and a model is written as if it were alone.
 """
 
 from __future__ import annotations
@@ -47,6 +51,14 @@ class Ops(Protocol[V]):
 
     def embed(self, embedding: Embedding) -> V:
         """Returns a residual stream ``[T, H]``: the embedding rows of the step's tokens."""
+        ...
+
+    def receive(self, hidden_size: int) -> V:
+        """Returns the residual stream ``[T, H]`` of the stage before."""
+        ...
+
+    def send(self, stream: V) -> V:
+        """Hands the residual stream ``[T, H]`` to the next stage, and returns it."""
         ...
 
     def norm(self, stream: V, norm: RMSNorm) -> V:

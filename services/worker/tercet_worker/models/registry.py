@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tercet_shared.errors import CheckpointError, bounded
 from tercet_worker.models.llama import LlamaForCausalLM
+from tercet_worker.parallel.topology import SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from tercet_shared.checkpoint import ModelConfig
     from tercet_worker.layers.parameters import Placement
     from tercet_worker.models.interface import CausalLM
+    from tercet_worker.parallel.topology import Share
 
-_FAMILIES: Mapping[str, Callable[[ModelConfig, Placement], CausalLM]] = {
+_FAMILIES: Mapping[str, Callable[[ModelConfig, Placement, Share], CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
 }
 
@@ -27,12 +29,12 @@ def check_architecture(architecture: str) -> None:
         )
 
 
-def create_model(config: ModelConfig, place: Placement) -> CausalLM:
-    """Returns the model with memory for its weights, which are not loaded yet.
+def create_model(config: ModelConfig, place: Placement, share: Share | None = None) -> CausalLM:
+    """Returns the model, or a share of it, with memory for its weights, which are not loaded yet.
 
     Raises:
         CheckpointError: the architecture is not known, or a hyper-parameter has a value that its family does not
             support.
     """
     check_architecture(config.architecture)
-    return _FAMILIES[config.architecture](config, place)
+    return _FAMILIES[config.architecture](config, place, SINGLE.share(config) if share is None else share)

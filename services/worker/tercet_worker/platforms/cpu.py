@@ -16,6 +16,7 @@ from tercet_worker.kernels.logits import LogitScan
 from tercet_worker.layers.parameters import Placement
 from tercet_worker.loading import available_memory
 from tercet_worker.models.eager import EagerModel
+from tercet_worker.parallel.places import local_ranks
 from tercet_worker.platforms.interface import KvMemory
 from tercet_worker.program.compiled import CompiledModel
 from tercet_worker.program.decode import DecodeSteps
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tercet_worker.attention.interface import AttentionBackend, AttentionSpec
     from tercet_worker.kernels.library import KernelLibrary
     from tercet_worker.models.interface import CausalLM, StepModel
+    from tercet_worker.parallel.communicator import Communicator
     from tercet_worker.platforms.interface import ExecutorShape
     from tercet_worker.sampling.sampler import Scan
     from tercet_worker.state.checks import PlanLimits
@@ -51,7 +53,8 @@ class CpuPlatform:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self.threads = settings.threads or default_threads()
+        self._ranks = len(local_ranks(settings))  # which share this machine
+        self.threads = settings.threads or max(default_threads() // self._ranks, 1)
         torch.set_num_threads(self.threads)
         self.device = torch.device("cpu")
         self.dtype = choose_dtype(settings.dtype, processor_flags())
@@ -90,12 +93,18 @@ class CpuPlatform:
 
     def memory_for_weights(self) -> int:
         """See ``Platform``."""
-        return available_memory()
+        return available_memory() // self._ranks
 
-    def executor(self, weights: CausalLM, attention: AttentionBackend, shape: ExecutorShape) -> StepModel:  # noqa: ARG002  # other platforms need it
+    def executor(
+        self,
+        weights: CausalLM,
+        attention: AttentionBackend,  # noqa: ARG002  # other platforms need it
+        shape: ExecutorShape,
+        communicator: Communicator,
+    ) -> StepModel:
         """See ``Platform``."""
         if self._library is None:
-            return EagerModel(weights)
+            return EagerModel(weights, communicator)
         return CompiledModel(
             weights,
             self._library,
@@ -103,11 +112,12 @@ class CpuPlatform:
             threads=self.threads,
             max_tokens=shape.max_tokens,
             vocab_size=shape.vocab_size,
+            communicator=communicator,
         )
 
     def memory_for_kv(self, model: StepModel) -> KvMemory:  # noqa: ARG002  # other platforms need it
         """See ``Platform``."""
-        return KvMemory(available_memory(), _KV_SHARE)
+        return KvMemory(available_memory() // self._ranks, _KV_SHARE)
 
     def scan(self) -> Scan | None:
         """See ``Platform``."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tercet_worker.attention.interface import AttentionBackend, AttentionSpec
     from tercet_worker.layers.parameters import Placement
     from tercet_worker.models.interface import CausalLM, StepModel
+    from tercet_worker.parallel.communicator import Communicator
     from tercet_worker.program.decode import DecodeSteps
     from tercet_worker.sampling.sampler import Scan
     from tercet_worker.state.checks import PlanLimits
@@ -82,8 +83,10 @@ class Platform(Protocol):
         """Returns the bytes that weights may take."""
         ...
 
-    def executor(self, weights: CausalLM, attention: AttentionBackend, shape: ExecutorShape) -> StepModel:
-        """Returns what runs the loaded model."""
+    def executor(
+        self, weights: CausalLM, attention: AttentionBackend, shape: ExecutorShape, communicator: Communicator
+    ) -> StepModel:
+        """Returns what runs the loaded model, together with the other ranks that hold parts of it."""
         ...
 
     def memory_for_kv(self, model: StepModel) -> KvMemory:

@@ -12,13 +12,15 @@ import torch
 from tercet_shared.errors import ConfigurationError, InternalError
 from tercet_worker.attention.cpu import CpuAttention
 from tercet_worker.kernels.step_abi import Call, ProgramProblem
-from tercet_worker.program.recorder import EXTERNAL, Recorder
+from tercet_worker.layers.cut import Cut
+from tercet_worker.parallel.communicator import ALONE
+from tercet_worker.program.recorder import EXTERNAL, Exchange, ExchangeKind, Recorder
 
 if TYPE_CHECKING:
     from tercet_worker.kernels.library import Isa, KernelLibrary
     from tercet_worker.models.interface import CausalLM, LayerAttention
-
-_LAYERS, _HEAD = 0, 1
+    from tercet_worker.parallel.communicator import Communicator
+    from tercet_worker.program.recorder import Record
 
 
 class CompiledModel:
@@ -34,6 +36,8 @@ class CompiledModel:
         threads: that compute, the calling one included; the others are started here and end with this object.
         max_tokens: most tokens of a step.
         vocab_size: columns of the logits.
+        communicator: to the other ranks that hold the rest of the model. Then the program is cut into sections, and
+            between them ranks exchange what they computed.
         isa: instruction set to use; the best one for None.
 
     Raises:
@@ -49,16 +53,21 @@ class CompiledModel:
         threads: int,
         max_tokens: int,
         vocab_size: int,
+        communicator: Communicator = ALONE,
         isa: Isa | None = None,
     ) -> None:
-        self._vocab_size = vocab_size
+        self._communicator = communicator
         self.max_tokens = max_tokens
         """Most rows of a step."""
-        recorder = Recorder(dtype)
+        topology = communicator.topology
+        recorder = Recorder(dtype, leads=topology.tp_rank == 0)
         hidden = model.hidden(recorder)
         layers = len(recorder.records)
-        model.logits(recorder, EXTERNAL)
+        if topology.last:
+            model.logits(recorder, EXTERNAL)
+        self._vocab = recorder.vocab or Cut.all(vocab_size)
         self._placed = recorder.place(max_tokens, hidden)
+        self._embedding = next((each.embedding for each in recorder.exchanges if each.embedding is not None), None)
         self._tensors = recorder.tensors  # kept: the operations hold their addresses
         self.names = [record.name for record in recorder.records]
         """What each operation is, for measurements."""
@@ -75,14 +84,26 @@ class CompiledModel:
         self.handle: int = handle
         """The program, for other calls into the kernels."""
         self._release = weakref.finalize(self, self.cdll.tercet_program_destroy, handle)
-        for index, record in enumerate(recorder.records):
-            if index == layers:
-                self.cdll.tercet_program_end_section(handle)
-            if self.cdll.tercet_program_add(handle, byref(record.op)):
+        self._sections = 0
+        self._script: list[int | Exchange] = []  # sections of the program, and what is exchanged between them
+        start = 0
+        for exchange in recorder.exchanges:
+            if exchange.after > start:
+                self._script.append(self._add_section(recorder.records[start : exchange.after]))
+                start = exchange.after
+            self._script.append(exchange)
+        if layers > start:
+            self._script.append(self._add_section(recorder.records[start:layers]))
+        self._layers = Call()
+        self._head = Call(section=self._add_section(recorder.records[layers:]))
+
+    def _add_section(self, records: list[Record]) -> int:
+        for record in records:
+            if self.cdll.tercet_program_add(self.handle, byref(record.op)):
                 raise ConfigurationError("the compiled step cannot be set up (MEMORY)")
-        self.cdll.tercet_program_end_section(handle)
-        self._layers = Call(section=_LAYERS)
-        self._head = Call(section=_HEAD)
+        self.cdll.tercet_program_end_section(self.handle)
+        self._sections += 1
+        return self._sections - 1
 
     @property
     def hidden(self) -> torch.Tensor:
@@ -96,6 +117,9 @@ class CompiledModel:
         rows = len(token_ids)
         if rows > self.max_tokens or len(positions) != rows:
             raise InternalError(f"{rows} tokens in a step that was made for {self.max_tokens}")
+        others: torch.Tensor | None = None  # tokens whose embeddings other ranks hold
+        if self._embedding is not None:
+            token_ids, others = self._embedding.own(token_ids)
         token_ids = token_ids.to(torch.int32).contiguous()
         positions = positions.to(torch.int64).contiguous()
         call = self._layers
@@ -103,22 +127,43 @@ class CompiledModel:
         call.positions = positions.data_ptr()
         call.attention = attention.handle
         call.rows = rows
-        self._check(self._run(self.handle, byref(call)))
+        for part in self._script:
+            if isinstance(part, int):
+                call.section = part
+                self._check(self._run(self.handle, byref(call)))
+            else:
+                self._exchange(part, rows, others)
         return self._placed.result[:rows]
+
+    def _exchange(self, exchange: Exchange, rows: int, others: torch.Tensor | None) -> None:
+        lines = self._placed.lines(exchange.value)[:rows]
+        stream = lines[:, : exchange.value.columns]
+        if exchange.kind is ExchangeKind.EMBED and others is not None:
+            stream.masked_fill_(others.unsqueeze(1), 0)
+        if exchange.kind in (ExchangeKind.EMBED, ExchangeKind.SUM):
+            self._communicator.all_reduce_(lines)  # what lies between rows as well: one run of memory
+        elif exchange.kind is ExchangeKind.SEND:
+            self._communicator.send_stream(stream)
+        else:
+            received = stream if stream.is_contiguous() else torch.empty(stream.shape)
+            self._communicator.receive_stream(received)
+            if received is not stream:
+                stream.copy_(received)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ``StepModel``."""
         if hidden.stride(1) != 1:
             hidden = hidden.contiguous()
-        logits = torch.empty((len(hidden), self._vocab_size), dtype=torch.float32)
+        columns = len(self._vocab)
+        logits = torch.empty((len(hidden), columns), dtype=torch.float32)
         call = self._head
         call.input = hidden.data_ptr()
         call.in_stride = hidden.stride(0) * hidden.element_size()
         call.output = logits.data_ptr()
-        call.out_stride = 4 * self._vocab_size
+        call.out_stride = 4 * columns
         call.rows = len(hidden)
         self._check(self._run(self.handle, byref(call)))
-        return logits
+        return self._communicator.gather_logits(logits, self._vocab) if self._vocab.partial else logits
 
     def profile(self, ns: ctypes.Array[ctypes.c_int64] | None) -> None:
         """Has the nanoseconds of every operation's last run written to ``ns``, one per name; None ends that."""

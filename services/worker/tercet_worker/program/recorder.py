@@ -6,6 +6,7 @@ place.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tercet_worker.kernels.step_abi import Epilogue, Op, OpKind
 from tercet_worker.program.weights import PackedMatrix
 
 if TYPE_CHECKING:
+    from tercet_worker.layers.cut import Cut
     from tercet_worker.layers.embedding import Embedding, Head
     from tercet_worker.layers.linear import Linear
     from tercet_worker.layers.matrix import Matrix
@@ -58,16 +60,40 @@ class Record:
     weight_bytes: int = 0
 
 
+class ExchangeKind(enum.Enum):
+    """What ranks that compute a model together do between two operations."""
+
+    EMBED = "add up the embedding rows of tokens that each rank holds"
+    SUM = "add up a residual stream"
+    RECEIVE = "take the residual stream from the stage before"
+    SEND = "hand the residual stream to the next stage"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One of them."""
+
+    kind: ExchangeKind
+    after: int  # operations that come before
+    value: Value
+    embedding: Embedding | None = None  # of EMBED
+
+
 @dataclass(slots=True)
 class Recorder:
     """Implements ``Ops`` and ``HeadOps`` by taking note.
 
     Args:
         dtype: of the model.
+        leads: whether partial products are added to the residual stream; in all ranks but one they take its place,
+            and the sum of all streams is what is meant.
     """
 
     dtype: torch.dtype
+    leads: bool = True
     records: list[Record] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    vocab: Cut | None = None  # of the output head
     tensors: list[torch.Tensor] = field(default_factory=list)  # whose addresses the records hold
     _angles: dict[int, Value] = field(default_factory=dict)
 
@@ -85,7 +111,17 @@ class Recorder:
             weight=self._address(matrix.memory),
         )
         self.records.append(Record(op, output=stream, name="embedding"))
+        if embedding.partial:
+            self._exchange(ExchangeKind.EMBED, stream, embedding)
         return stream
+
+    def receive(self, hidden_size: int) -> Value:
+        """See ``Ops``."""
+        return self._exchange(ExchangeKind.RECEIVE, Value(hidden_size, torch.float32))
+
+    def send(self, stream: Value) -> Value:
+        """See ``Ops``."""
+        return self._exchange(ExchangeKind.SEND, stream)
 
     def norm(self, stream: Value, norm: RMSNorm) -> Value:
         """See ``Ops``."""
@@ -104,7 +140,9 @@ class Recorder:
 
     def add_linear(self, stream: Value, x: Value, linear: Linear) -> Value:
         """See ``Ops``."""
-        return self._product(x, linear.matrix, Epilogue.ADD, torch.float32, into=stream)
+        epilogue = Epilogue.STORE_FLOAT if linear.partial and not self.leads else Epilogue.ADD
+        self._product(x, linear.matrix, epilogue, torch.float32, into=stream)
+        return self._exchange(ExchangeKind.SUM, stream) if linear.partial else stream
 
     def attention(self, layer: int, qkv: Value, heads: HeadShape, rope: RotaryEmbedding) -> Value:
         """See ``Ops``."""
@@ -127,6 +165,7 @@ class Recorder:
 
     def head(self, hidden: Value, head: Head) -> Value:
         """See ``HeadOps``."""
+        self.vocab = head.vocab
         return self._product(hidden, head.matrix, Epilogue.STORE_FLOAT, torch.float32, into=EXTERNAL)
 
     def place(self, rows: int, result: Value) -> Placed:
@@ -161,9 +200,14 @@ class Recorder:
                 record.op.output, record.op.out_stride = base + offsets[id(record.output)], record.output.stride
             if record.aux is not None:
                 record.op.aux = base + offsets[id(record.aux)]
-        start = offsets[id(result)]
-        view = memory[start : start + rows * result.stride].view(result.dtype).view(rows, -1)[:, : result.columns]
-        return Placed(memory, view)
+        return Placed(memory, rows, result, {value: offsets[id(value)] for value in (result, *self._exchanged())})
+
+    def _exchanged(self) -> list[Value]:
+        return [exchange.value for exchange in self.exchanges]
+
+    def _exchange(self, kind: ExchangeKind, value: Value, embedding: Embedding | None = None) -> Value:
+        self.exchanges.append(Exchange(kind, len(self.records), value, embedding))
+        return value
 
     def _product(
         self, x: Value, weight: Matrix, epilogue: Epilogue, dtype: torch.dtype, *, into: Value | None = None
@@ -191,10 +235,22 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Memory of a program's values, and where its result is."""
+    """Memory of a program's values, and where some of them are."""
 
     memory: torch.Tensor  # uint8
-    result: torch.Tensor  # [rows, columns]
+    rows: int
+    _result: Value
+    _offsets: dict[Value, int]
+
+    @property
+    def result(self) -> torch.Tensor:
+        """Returns the value that outlives the program, ``[rows, columns]``."""
+        return self.lines(self._result)[:, : self._result.columns]
+
+    def lines(self, value: Value) -> torch.Tensor:
+        """Returns a value with what lies between its rows, contiguous."""
+        start = self._offsets[value]
+        return self.memory[start : start + self.rows * value.stride].view(value.dtype).view(self.rows, -1)
 
 
 def _values(record: Record) -> list[Value]:

@@ -1,7 +1,7 @@
 """Weights as integers with scales: from the blocks of a checkpoint to those of the kernels, without loss."""
 
 from tercet_worker.quantization.blocks import Blocks, WeightFormat, common_format
-from tercet_worker.quantization.ggml import decode, format_of
+from tercet_worker.quantization.ggml import block_of, decode, format_of
 from tercet_worker.quantization.int8 import quantize_rows
 
-__all__ = ["Blocks", "WeightFormat", "common_format", "decode", "format_of", "quantize_rows"]
+__all__ = ["Blocks", "WeightFormat", "block_of", "common_format", "decode", "format_of", "quantize_rows"]

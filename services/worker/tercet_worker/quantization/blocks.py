@@ -91,6 +91,13 @@ class Blocks:
     scales: npt.NDArray[Any]  # [N, K / B]
     minima: npt.NDArray[Any] | None  # [N, K / B]
 
+    def columns(self, begin: int, end: int) -> Blocks:
+        """Returns some columns of all rows, whole blocks of them."""
+        block = self.format.block
+        of_blocks = slice(begin // block, end // block)
+        minima = None if self.minima is None else self.minima[:, of_blocks]
+        return Blocks(self.format, self.q[:, begin:end], self.scales[:, of_blocks], minima)
+
     def dense(self) -> npt.NDArray[np.float32]:
         """Returns the weights, float32 ``[N, K]``."""
         block = self.format.block

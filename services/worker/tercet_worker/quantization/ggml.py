@@ -19,12 +19,22 @@ if TYPE_CHECKING:
 
 _SUPER = 256
 """Weights of a super-block of the K formats."""
+_PLAIN = 32
+"""Weights of a block of the others."""
 
 
 def format_of(kind: str) -> WeightFormat:
     """Returns the format that keeps weights of a ggml type exactly; DENSE where there is none."""
     entry = _KINDS.get(kind)
     return entry[0] if entry is not None else WeightFormat.DENSE
+
+
+def block_of(kind: str) -> tuple[int, int]:
+    """Returns the weights and the bytes of a block of a ggml type, 0 where it is not one of those that are known."""
+    if kind not in _KINDS:
+        return 0, 0
+    size = _KINDS[kind][1]
+    return (_SUPER if kind.endswith("_K") else _PLAIN), size
 
 
 def decode(kind: str, rows: npt.NDArray[np.uint8]) -> Blocks:

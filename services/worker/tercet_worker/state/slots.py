@@ -94,6 +94,14 @@ class SlotState:
         flat = rows.slots * self.max_model_len + rows.positions
         self.tokens.view(-1).index_copy_(0, to_device(flat, self.device), token_ids.to(torch.int32))
 
+    def read_drawn(self, rows: SampleRows) -> torch.Tensor:
+        """Returns what `write_drawn` wrote for these rows, int32 ``[R]``."""
+        return self.tokens.view(-1).index_select(0, self.there(rows.slots * self.max_model_len + rows.positions))
+
+    def there(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Returns ``array`` on the device."""
+        return to_device(array, self.device)
+
     def _fill(self, new: NewSlots) -> None:
         counts = np.diff(new.token_offsets)
         self.occupied[new.slots] = True

@@ -1,0 +1,92 @@
+"""How ranks find each other, and what is said when they do not. (That they do: `test_parallel.py`.)"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tercet_shared.errors import ConfigurationError, TercetError
+from tercet_worker.parallel.meeting import Meeting
+from tercet_worker.parallel.rendezvous import Membership, RendezvousError, join_group
+from tercet_worker.parallel.topology import Topology
+
+CPU = torch.device("cpu")
+
+
+class Host:
+    """A place to meet, and ranks that go there, each in a thread."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.meeting = Meeting("127.0.0.1", self.listener.getsockname()[1], None, 1, 1.0, "g")
+        self.threads = ThreadPoolExecutor(4)
+
+    def join(self, topology: Topology, **changes: object) -> Future[Membership]:
+        meeting = replace(self.meeting, **changes)  # type: ignore[arg-type]
+        if topology.rank == 0:
+            meeting = replace(meeting, listen_fd=self.listener.detach())
+        return self.threads.submit(join_group, meeting, topology, CPU)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.listener.close()
+    made.threads.shutdown()
+
+
+def error_of(future: Future[Membership]) -> TercetError:
+    error = future.exception(20)
+    assert isinstance(error, TercetError)
+    return error
+
+
+def test_ranks_that_do_not_come_are_named(host: Host) -> None:
+    first, third = host.join(Topology(2, 2, 0), nodes=2), host.join(Topology(2, 2, 2), nodes=2)
+    message = error_of(first).message
+    assert isinstance(error_of(first), RendezvousError)
+    assert message == (
+        f"2 of 4 ranks did not come to the rendezvous at {host.meeting.address} within 1 s: 1, 3 (of host 0, 1)."
+    )
+    assert "rendezvous" in error_of(third).message
+
+
+def test_a_group_of_another_shape_is_told_so_and_so_are_those_who_wait(host: Host) -> None:
+    first = host.join(Topology(2, 1, 0))
+    other = host.join(Topology(1, 2, 1), timeout_s=10)
+    errors = {type(error_of(future)): error_of(future).message for future in (first, other)}
+    (refused,) = [message for kind, message in errors.items() if kind is ConfigurationError]
+    (waited,) = [message for kind, message in errors.items() if kind is RendezvousError]
+    assert "the parallel sizes and --nodes must be the same on all hosts" in refused
+    assert "did not come" in waited
+    assert "It was noticed that a group of" in waited
+
+
+def test_two_hosts_of_one_number(host: Host) -> None:
+    host.join(Topology(3, 1, 0))
+    twins = [host.join(Topology(3, 1, 1), timeout_s=10) for _ in range(2)]
+    messages = [error_of(twin).message for twin in twins]
+    assert sum("do two hosts have the same --node-rank?" in message for message in messages) == 1
+
+
+def test_an_address_where_nobody_listens(host: Host) -> None:
+    host.listener.close()
+    begin = time.monotonic()
+    message = error_of(host.join(Topology(2, 1, 1), timeout_s=0.3)).message
+    assert message.startswith(
+        f"The rendezvous at {host.meeting.address} cannot be reached after 0.3 s: Connection refused"
+    )
+    assert "Rank 0 listens there" in message
+    assert time.monotonic() - begin < 20, "the time limit holds"
+
+
+def test_a_name_that_stands_for_nothing(host: Host) -> None:
+    with pytest.raises(RendezvousError, match=r"cannot be reached after 0\.1 s"):
+        join_group(replace(host.meeting, host="no.such.host.invalid", timeout_s=0.1), Topology(2, 1, 1), CPU)
