@@ -42,6 +42,7 @@ class RefRequest:
     hashed: int = 0
     matched: int = 0
     residence: int = 0
+    drew: int = 0  # the last step that was planned to draw a token for it
     has_slot: bool = False
     ended: bool = False
     admitted: bool = False
@@ -119,6 +120,7 @@ class ReferenceScheduler:
         self.failed: list[int] = []
         self.free_slots = limits.max_slots
         self.arrivals = 0
+        self.steps = 0
         self.preemptions = 0
         self.recomputed_tokens = 0
 
@@ -211,6 +213,7 @@ class ReferenceScheduler:
             rows += self._admit(grants)
         if not rows:
             return None
+        self.steps += 1
         for row in rows:
             request = row.request
             if not row.starts:
@@ -221,6 +224,7 @@ class ReferenceScheduler:
             row.samples = request.computed == request.known + request.placeholders + len(row.drafts)
             if row.samples:
                 request.placeholders += 1 + len(row.drafts)
+                request.drew = self.steps
             request.in_flight += 1
             request.drafts = []
         self.flight.append(rows)
@@ -260,9 +264,12 @@ class ReferenceScheduler:
         """Each running request's tokens, and whether it keeps its drafts."""
         left = self.limits.max_batched_tokens
         grants, kept = [], []
+        resting = self._resting()
         for request in self.running:
             ahead = request.known + request.placeholders
-            need = 0 if ahead >= request.limit else ahead + len(request.drafts) - request.computed
+            need = ahead + len(request.drafts) - request.computed
+            if ahead >= request.limit or request in resting:
+                need = 0
             tokens = min(need, left, self.limits.long_prefill_limit or left)
             keeps = tokens == need
             if request.drafts and not keeps:
@@ -271,6 +278,22 @@ class ReferenceScheduler:
             kept.append(keeps)
             left -= tokens
         return grants, kept
+
+    def _resting(self) -> list[RefRequest]:
+        """Those that decode, but not in this step, because the worker's stages compute others meanwhile."""
+        stages = self.limits.stages
+        if stages == 1:
+            return []
+        decoding = [
+            request
+            for request in self.running
+            if request.known + request.placeholders < request.limit
+            and request.known + request.placeholders - request.computed == 1
+        ]
+        due = [request for request in decoding if not request.placeholders or self.steps + 1 - request.drew >= stages]
+        due.sort(key=lambda request: request.drew)  # it is stable
+        share = due[: (len(decoding) + stages - 1) // stages]
+        return [request for request in decoding if request not in share]
 
     def _preempt(self, request: RefRequest) -> None:
         self.preemptions += 1

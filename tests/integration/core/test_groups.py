@@ -58,6 +58,22 @@ async def test_every_plan_reaches_every_rank_and_one_answers(start_core: StartCo
         assert (reply.ready, reply.welcome.incarnation) == (True, "first group")
 
 
+@pytest.mark.parametrize(("ranks", "stages", "depth"), [(2, 2, 3), (4, 4, 5), (4, 1, 2)])
+async def test_requests_take_turns_in_the_stages(start_core: StartCore, ranks: int, stages: int, depth: int) -> None:
+    async with start_core() as core, FakeGroup(core.link, ranks, stages=stages) as group:
+        async with Client(core.settings.listen) as client:
+            await core.ready()
+            assert all(rank.welcome is not None and rank.welcome.pipeline_depth == depth for rank in group.ranks)
+            group.answering.hold()
+            await submit_all(client)
+            await group.answering.wait_for_steps(1)
+            group.answering.release()
+            await client.finished(*PROMPTS)
+            check_all(client)
+            most = max(len(plan.slots) for plan in group.answering.plans[8:])
+            assert most == -(-len(PROMPTS) // stages)
+
+
 async def test_there_is_no_worker_before_the_last_rank_is_here(start_core: StartCore) -> None:
     async with start_core() as core:
         group = FakeGroup(core.link, 3)

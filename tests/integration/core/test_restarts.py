@@ -42,7 +42,7 @@ def make_request(handle: int, prompt: list[int], max_tokens: int, priority: int 
     )
 
 
-def make_scheduler(num_blocks: int = 24, slots: int = 5) -> Scheduler:
+def make_scheduler(num_blocks: int = 24, slots: int = 5, stages: int = 1) -> Scheduler:
     limits = Limits(
         max_slots=slots,
         num_blocks=num_blocks,
@@ -50,6 +50,7 @@ def make_scheduler(num_blocks: int = 24, slots: int = 5) -> Scheduler:
         max_model_len=64,
         max_batched_tokens=24,
         vocab_size=50_000,
+        stages=stages,
     )
     return Scheduler(limits)
 
@@ -217,5 +218,34 @@ async def test_late_results_of_an_old_link_are_ignored() -> None:
         await asyncio.sleep(0)
     assert workers.losses == [Loss("stopped", hangs=True)]
     assert [int(token) for output in outputs for token in output.token_ids] == expected([9, 8], 6)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_engine_that_can_plan_nothing_waits_for_a_result_and_does_not_spin() -> None:
+    scheduler = make_scheduler(64, stages=2)
+    plans = 0
+    plan = scheduler.plan
+
+    def counted() -> StepPlan | None:
+        nonlocal plans
+        plans += 1
+        return plan()
+
+    scheduler.plan = counted  # type: ignore[method-assign]  # an observer
+    link, model = ScriptedLink(), Model()
+    outputs: list[Output] = []
+    engine = Engine(scheduler, outputs.append, Successors(), StepDumps(None, "core"), depth=3, max_losses=3)
+    running = asyncio.create_task(engine.run(link))
+    engine.submit(make_request(1, [9, 8], 4))
+    for _ in range(4):
+        step = await link.plans.get()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert link.plans.empty()
+        link.on_result(model.answer(step))
+    await engine.wait_idle()
+    assert [int(token) for output in outputs for token in output.token_ids] == expected([9, 8], 4)
+    assert plans <= 2 * 4 + 2
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

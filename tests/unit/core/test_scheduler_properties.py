@@ -38,6 +38,7 @@ def small_limits(draw: random.Random) -> Limits:
         max_partial_prefills=draw.choice([0, 0, 1, 2]),
         prefix_caching=draw.random() < 0.5,
         vocab_size=11,
+        stages=draw.choice([1, 1, 1, 2, 3, 4]),
     )
 
 
@@ -54,7 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         limits = small_limits(draw)
         policy = draw.choice(["priority", "priority", "fcfs", "fair", "fair"])
         self.bench = Bench(limits, policy=policy, wire=draw.random() < 0.5)
-        self.depth = draw.randint(1, 4)
+        self.depth = draw.randint(1, 4) if limits.stages == 1 else limits.stages + 1
         # Tokens to propose whenever possible: right ones, then wrong ones.
         self.drafts = draw.choice([None, None, None, (1, 0), (0, 2), (2, 2), (4, 0), (1, 4)])
         note(f"{limits}, {policy}, depth {self.depth}, drafts {self.drafts}")

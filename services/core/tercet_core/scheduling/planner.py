@@ -7,6 +7,8 @@
    that is alone waits for what it has in flight, which may end it; without that, it ends with an error.
 3. If nobody was preempted, waiting requests follow while budget, slots and blocks last.
 
+A worker with pipeline stages computes as many steps at a time; those that decode take turns in them (`_take_turns`).
+
 What depends on the number of running requests is vector code; Python touches only requests that start or are preempted.
 """
 
@@ -80,6 +82,8 @@ class Planner:
         need[ahead >= table.limit[order]] = 0  # only EOS and stop tokens waste a row
         if self._state.guided:  # what the grammar forces is taken when the tokens in flight have landed
             need[table.forced[order] & (table.placeholders[order] > 0)] = 0
+        if limits.stages > 1:
+            self._take_turns(need, drafts)
         cap = limits.long_prefill_limit
         granted = np.minimum(need, cap) if cap else need
         before = np.cumsum(granted) - granted
@@ -88,6 +92,30 @@ class Planner:
         if self._state.draft_ids and ((drafts > 0) & (granted < need)).any():
             return self._grants_in_turn(need, drafts)
         return granted, drafts
+
+    def _take_turns(self, need: I32, drafts: I32) -> None:
+        """Divides decoding requests among the steps that the worker's stages compute at the same time.
+
+        The token that a request draws leaves the last stage when the first one has begun the next ``stages - 1`` steps.
+        In these the request has no place, because the first stage would wait for its token, and with it everybody.
+        And each step takes only a share of those that decode, the longest waiting first, so that there is as much left
+        for the others. Chunks of prompts wait for no token; they follow one another without that.
+
+        Args:
+            need: tokens that each running request could compute; becomes 0 for those whose turn it is not.
+            drafts: how many of them are drafts.
+        """
+        state, table, stages = self._state, self._state.table, self._state.limits.stages
+        decoding = np.flatnonzero(need == 1 + drafts)
+        slots = table.order[decoding]
+        drew = table.drew[slots]
+        due = decoding[(drew <= state.next_step - stages) | (table.placeholders[slots] == 0)]
+        share = -(-len(decoding) // stages)
+        if len(due) > share:
+            due = due[np.argsort(table.drew[table.order[due]], kind="stable")[:share]]
+        wanted = need[due]
+        need[decoding] = 0
+        need[due] = wanted
 
     def _grants_in_turn(self, need: I32, drafts: I32) -> tuple[I32, I32]:
         """Shares the budget row by row, because a row without its drafts leaves something to the next.
@@ -291,6 +319,8 @@ class Planner:
         sampling = slots[samples]
         table.placeholders[sampling] += 1 + drafts[samples]
         table.in_flight[slots] += 1
+        if state.limits.stages > 1:
+            table.drew[sampling] = state.next_step
         plan = StepPlan(
             step_id=state.next_step,
             freed=np.array(state.freed, np.int32),

@@ -176,6 +176,7 @@ class SchedulerState:
                 raise AssertionError(f"slot {slot} has no owner")
             if not self.table.running[slot]:
                 self.queue.discard(request)
+                self.aside.pop(request, None)
             self.release_blocks(slot)
             self.queue.ended(request, int(self.table.known[slot]) - request.prompt_len)
             owners.append(self.table.vacate(slot))

@@ -43,6 +43,7 @@ class RequestTable:
         matched: leading blocks that came from the prefix cache; what follows, the request computed itself.
         limit: tokens (prompt + output) at which the request ends.
         first: tokens (prompt + resumed output) that came with the request; the next is the first that it yields here.
+        drew: the last step that was planned to draw a token; kept only where the worker has pipeline stages.
 
     Flags:
         guided: whether a grammar guides the output (see `guides`).
@@ -69,6 +70,7 @@ class RequestTable:
         self.matched: I32 = column()
         self.limit: I32 = column()
         self.first: I32 = column()
+        self.drew = column(np.int64)
         self.priority: I32 = column()
         self.arrival = column(np.int64)
         self.epoch: I32 = column()
@@ -123,6 +125,7 @@ class RequestTable:
             self.computed, self.placeholders, self.drafts, self.landed, self.in_flight, self.held, self.hashed,
         ):  # fmt: skip
             counter[slot] = 0
+        self.drew[slot] = 0
         self.guided[slot] = request.guide is not None
         self.pools[slot] = request.pooling is not Pooling.NONE
         stop_ids = request.stop_ids
