@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tercet_shared.errors import ProtocolError, TercetError, bounded
+from tercet_shared.errors import InternalError, ProtocolError, TercetError, bounded
 from tercet_shared.ipc.link import Stream
 from tercet_shared.wire.frames import decode_from_core, encode_result
 from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult, empty_i32
 from tercet_worker.masks import Masks
+from tercet_worker.parallel.topology import SINGLE
 from tercet_worker.telemetry.observer import StepObserver
 
 if TYPE_CHECKING:
     from tercet_shared.ipc.link import CloseReason, FrameLink
     from tercet_worker.device_thread import DeviceThread
+    from tercet_worker.parallel.topology import Topology
     from tercet_worker.runner import ModelRunner
     from tercet_worker.sampling import GrammarSource
 
@@ -42,6 +44,8 @@ class Session:
         device: on which the runner is used.
         depth: plans that the core may have under way at once.
         observer: hears of every step.
+        topology: which rank of which group this is. One rank answers. A step that fails in one rank of a group, and not
+            in all alike, ends it: what they compute together cannot be trusted any more.
 
     A plan or mask that breaks the protocol closes the link.
     """
@@ -53,19 +57,28 @@ class Session:
         device: DeviceThread,
         depth: int,
         observer: StepObserver | None = None,
+        topology: Topology = SINGLE,
     ) -> None:
         self._link = link
         self._runner = runner
         self._device = device
-        self._depth = depth
+        # A rank that does not answer may be a little behind the one that does, by which the core counts.
+        self._depth = depth if topology.answers else 2 * depth
+        self._topology = topology
+        self._broken: asyncio.Future[None] | None = None
         self._observer = StepObserver() if observer is None else observer
         self._masks = Masks(runner.limits.vocab_size, depth)
         self._in_flight = 0
         self._over = False
 
     async def run(self) -> CloseReason:
-        """Serves until the link closes, and returns why. Then, or when cancelled, plans that wait are dropped."""
+        """Serves until the link closes, and returns why. Then, or when cancelled, plans that wait are dropped.
+
+        Raises:
+            TercetError: a step failed in this rank of a group.
+        """
         loop = asyncio.get_running_loop()
+        broken = self._broken = loop.create_future()
 
         def on_frames(frames: list[bytes]) -> None:
             for frame in frames:
@@ -80,11 +93,22 @@ class Session:
             for stream in Stream:
                 if self._link.close_reason is None:  # a core may think better of it at once
                     self._link.on_frames(on_frames, stream)
-            return await self._link.wait_closed()
+            return await self._closed_or(broken)
         finally:
             self._over = True
             self._masks.close()
             self._observer.end()
+
+    async def _closed_or(self, broken: asyncio.Future[None]) -> CloseReason:
+        closed = asyncio.ensure_future(self._link.wait_closed())
+        try:
+            await asyncio.wait((closed, broken), return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                broken.result()
+            return await closed
+        finally:
+            closed.cancel()
+            broken.cancel()
 
     def _accept(self, plan: StepPlan, loop: asyncio.AbstractEventLoop) -> None:
         if self._in_flight >= self._depth:
@@ -94,22 +118,40 @@ class Session:
         arrived = time.monotonic_ns()
 
         def step() -> None:
-            if not self._over:
-                loop.call_soon_threadsafe(self._answer, plan, self._execute(plan, grammar, arrived))
+            if self._over:
+                return
+            try:
+                result = self._execute(plan, grammar, arrived)
+            except TercetError as error:
+                if not self._over:
+                    self._over = True
+                    loop.call_soon_threadsafe(self._break, error)
+                return
+            loop.call_soon_threadsafe(self._answer, plan, result)
 
         self._device.submit(step)
 
     def _execute(self, plan: StepPlan, grammar: GrammarSource | None, arrived: int) -> StepResult:
-        """Executes one plan on the device thread. Whatever goes wrong is the step's result: later steps may be fine."""
+        """Executes one plan on the device thread. Whatever goes wrong is the step's result: later steps may be fine.
+
+        Raises:
+            TercetError: in a rank of a group, which ends with it.
+        """
         started = time.monotonic_ns()
         try:
             result = self._runner.execute(plan, grammar).result()
         except TercetError as error:
+            # A plan that cannot be executed is refused by all ranks alike, before anything is done.
+            if self._topology.ranks > 1 and not isinstance(error, ProtocolError):
+                raise
             if not self._over:  # else it may have waited for a mask that cannot come any more
                 logger.error("step %d failed: %s", plan.step_id, error.message)  # noqa: TRY400  # no traceback
             result = _failed(plan, error.message)
         except Exception as error:  # a fault in one step must not end the worker; the log has it all
             logger.exception("step %d failed", plan.step_id)
+            if self._topology.ranks > 1:
+                rank = self._topology.rank
+                raise InternalError(f"A step failed in rank {rank}: {type(error).__name__}: {error}") from error
             result = _failed(plan, f"The step failed in the worker: {type(error).__name__}: {error}")
         result.wait_us = (started - arrived) // 1_000
         result.run_us = (time.monotonic_ns() - started) // 1_000
@@ -119,8 +161,14 @@ class Session:
         if self._over or self._link.close_reason is not None:
             return
         self._in_flight -= 1
+        if not self._topology.answers:
+            return
         self._link.send(encode_result(result))
         self._observer.answered(plan, result)  # after the result: the core waits for that
+
+    def _break(self, error: TercetError) -> None:
+        if self._broken is not None and not self._broken.done():
+            self._broken.set_exception(error)
 
 
 def _failed(plan: StepPlan, message: str) -> StepResult:

@@ -7,14 +7,17 @@ import dataclasses
 import logging
 import threading
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tercet_shared.errors import LinkError, ProtocolError
+from tercet_shared.errors import LinkError, ProtocolError, TercetError
 from tercet_shared.ipc.connect import Joined, connect
 from tercet_shared.ipc.errors import LinkRejectedError, LinkUnavailableError
+from tercet_shared.mtls import is_local, mutual_tls
 from tercet_shared.telemetry.telemetry import Telemetry
 from tercet_shared.wire.frames import decode_welcome, encode_hello
 from tercet_worker.device_thread import DeviceThread
+from tercet_worker.parallel.failures import LOST_CORE
 from tercet_worker.session import Session
 from tercet_worker.startup import Engine, load_engine
 from tercet_worker.telemetry.metrics import WorkerMetrics
@@ -22,8 +25,7 @@ from tercet_worker.telemetry.observer import StepObserver
 from tercet_worker.telemetry.traces import SlotTraces
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from pathlib import Path
+    from collections.abc import Callable, Coroutine
 
     from tercet_shared.config import WorkerSettings
     from tercet_shared.lifecycle.report import Reporter
@@ -66,42 +68,75 @@ async def serve(settings: WorkerSettings, reporter: Reporter, stop: asyncio.Even
             engine = await _unless(stop, asyncio.wrap_future(device.submit(lambda: load_engine(settings, loading))))
             if engine is not None:
                 metrics.loaded(engine)
-                await _serve_cores(settings.link, engine, device, reporter, stop, observer)
+                await _serve_cores(_door(settings), engine, device, reporter, stop, observer)
         finally:
             loading.cancel()
             device.stop(_STOP_GRACE)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Door:
+    """Where cores are found, for people, and what joins one there with a hello."""
+
+    address: str
+    join: Callable[[bytes], Coroutine[Any, Any, Joined]]
+
+
+def _door(settings: WorkerSettings) -> _Door:
+    """Returns the socket of a core on this host, or the address of one on another.
+
+    Raises:
+        ConfigurationError: there are certificates, and they cannot be used.
+    """
+    address = settings.core_address
+    if address is None:
+        return _Door(str(settings.link), partial(connect, settings.link))
+    from tercet_shared.ipc.connect_remote import connect_remote  # noqa: PLC0415  # gRPC is of no use to the others
+
+    tls = None if is_local(address) else mutual_tls(settings)
+    return _Door(address, lambda hello: connect_remote(address, hello, tls, tls_name=settings.mtls_name))
+
+
 async def _serve_cores(
-    path: Path, engine: Engine, device: DeviceThread, reporter: Reporter, stop: asyncio.Event, observer: StepObserver
+    door: _Door, engine: Engine, device: DeviceThread, reporter: Reporter, stop: asyncio.Event, observer: StepObserver
 ) -> None:
-    """Serves one core after another until ``stop`` is set; weights stay, requests and incarnation do not."""
+    """Serves one core after another until ``stop`` is set; weights stay, requests and incarnation do not.
+
+    A rank of a group serves one core: when their links close, ranks may be in different steps, in which each waits for
+    the others, so they end and are started again as a whole.
+    """
     reporter.progress("connecting to the core")
     ready = False
+    topology = engine.communicator.topology
     while not stop.is_set():
         offer = dataclasses.replace(engine.offer, incarnation=uuid.uuid4().hex)
-        joined = await _join(path, offer, stop, _REJOIN_PATIENCE if ready else 0.0)
+        joined = await _join(door, offer, stop, _REJOIN_PATIENCE if ready or topology.ranks > 1 else 0.0)
         if joined is None:
             return
-        connection = joined.connection
+        connection, goodbye = joined.connection, "the worker stops"
         try:
             welcome = _check_welcome(decode_welcome(joined.reply), offer)
             if not ready:
                 reporter.ready(model=offer.model_name, dtype=offer.dtype, device=offer.device, blocks=offer.num_blocks)
                 ready = True
-            logger.info("joined core %s at %s", welcome.core_id, path)
-            session = Session(connection, engine.runner, device, welcome.pipeline_depth, observer)
+            logger.info("joined core %s at %s", welcome.core_id, door.address)
+            session = Session(connection, engine.runner, device, welcome.pipeline_depth, observer, topology)
             reason = await _unless(stop, session.run())
+        except TercetError as error:
+            goodbye = error.message
+            raise
         finally:
-            await connection.close("the worker stops")
+            await connection.close(goodbye)
         if reason is None:
             return
+        if topology.ranks > 1:
+            raise LinkError(f"{LOST_CORE}, which ends the group: {reason.text}")
         logger.warning("the link to the core is closed: %s; looking for a core again", reason.text)
         # Queued behind the steps that still run, and awaited, so that the next core finds empty slots.
         await asyncio.wrap_future(device.submit(engine.runner.reset))
 
 
-async def _join(path: Path, offer: WorkerHello, stop: asyncio.Event, patience_s: float) -> Joined | None:
+async def _join(door: _Door, offer: WorkerHello, stop: asyncio.Event, patience_s: float) -> Joined | None:
     """Connects as soon as a core listens; returns None when ``stop`` comes first.
 
     A core that refuses the worker is asked again for ``patience_s`` seconds.
@@ -115,15 +150,17 @@ async def _join(path: Path, offer: WorkerHello, stop: asyncio.Event, patience_s:
     quiet = False  # whether it was said that there is no core
     while not stop.is_set():
         try:
-            return await _unless(stop, connect(path, encode_hello(offer)))
+            return await _unless(stop, door.join(encode_hello(offer)))
         except LinkUnavailableError as error:
             if delay == _LONGEST_DELAY and not quiet:  # else it is about to come
                 logger.info("%s; looking on", error.message)
                 quiet = True
         except LinkRejectedError as error:
             if clock() >= patient_until:
-                raise LinkError(f"The core at {path} refused this worker: {error.message}") from error
-            logger.info("the core at %s refuses this worker: %s; next attempt in %.2f s", path, error.message, delay)
+                raise LinkError(f"The core at {door.address} refused this worker: {error.message}") from error
+            logger.info(
+                "the core at %s refuses this worker: %s; next attempt in %.2f s", door.address, error.message, delay
+            )
         await _unless(stop, asyncio.sleep(delay))
         delay = min(2 * delay, _LONGEST_DELAY)
     return None

@@ -7,6 +7,7 @@ is short, and a piece is still in the processor's cache when it is stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,12 @@ def _fill(destinations: Mapping[str, Destination], index: WeightIndex, config: M
         if destination is None:
             continue
         entry = index[name]
-        _store(
-            destination, index, entry, config, lambda part, at=done, of=entry: progress((at + part * of.nbytes) / total)
-        )
+        _store(destination, index, entry, config, partial(_report, progress, done, entry.nbytes, total))
         done += entry.nbytes
+
+
+def _report(progress: Progress, done: int, nbytes: int, total: int, fraction: float) -> None:
+    progress((done + nbytes * fraction) / total)
 
 
 def _store(

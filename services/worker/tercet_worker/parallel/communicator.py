@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tercet_shared.errors import InternalError, LinkError
+from tercet_worker.parallel.failures import LOST_PEERS
 from tercet_worker.parallel.topology import SINGLE
 
 if TYPE_CHECKING:
@@ -265,4 +266,4 @@ def _with_peers(doing: str) -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch has no narrower one: gloo raises it for a connection that is closed
         first = str(error).partition("\n")[0]
-        raise GroupBrokenError(f"A rank lost the others of its group while {doing}: {first}") from error
+        raise GroupBrokenError(f"{LOST_PEERS} while {doing}: {first}") from error

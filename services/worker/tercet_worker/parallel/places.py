@@ -12,6 +12,8 @@ from tercet_worker.parallel.topology import Topology, answering
 if TYPE_CHECKING:
     from tercet_shared.config import WorkerSettings
 
+_LAST_PORT = 65_535
+
 
 def local_ranks(settings: WorkerSettings) -> range:
     """Returns the ranks that run on this host.
@@ -41,16 +43,22 @@ def topology_of(settings: WorkerSettings) -> Topology:
     return Topology(settings.tensor_parallel_size, settings.pipeline_parallel_size, rank)
 
 
-def meeting_of(settings: WorkerSettings) -> Meeting:
-    """Returns where this process meets the other ranks; what starts it has named the place."""
+def host_and_port(settings: WorkerSettings) -> tuple[str, int]:
+    """Returns the parts of ``--rendezvous``. Raises ConfigurationError where it is no address."""
     host, _, port = (settings.rendezvous or "").rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or int(port) > _LAST_PORT:
         raise ConfigurationError(
             f"--rendezvous {settings.rendezvous}: an address as host:port is needed.", param="rendezvous"
         )
+    return host.strip("[]"), int(port)
+
+
+def meeting_of(settings: WorkerSettings) -> Meeting:
+    """Returns where this process meets the other ranks; what starts it has named the place."""
+    host, port = host_and_port(settings)
     return Meeting(
-        host=host.strip("[]"),
-        port=int(port),
+        host=host,
+        port=port,
         listen_fd=settings.rendezvous_fd,
         nodes=settings.nodes,
         timeout_s=settings.rendezvous_timeout,

@@ -15,12 +15,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore  # what torch.distributed exports, with types
 
 from tercet_shared.errors import ConfigurationError, LinkError
 from tercet_worker.parallel.communicator import ALONE, ProcessGroups
+from tercet_worker.parallel.failures import LOST_RENDEZVOUS
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import Store
 
     from tercet_worker.parallel.communicator import Communicator
     from tercet_worker.parallel.meeting import Meeting
@@ -59,24 +62,22 @@ def join_group(meeting: Meeting, topology: Topology, device: torch.device) -> Me
         _wait_for_all(store, meeting, topology, deadline)
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore("tercet/processes", store),
+            store=PrefixStore("tercet/processes", store),
             rank=topology.rank,
             world_size=topology.ranks,
             timeout=_LONGEST_WAIT,
         )
     except RuntimeError as error:  # of torch.distributed, which has no narrower one
         first = str(error).partition("\n")[0]
-        raise RendezvousError(
-            f"Rank {topology.rank} lost the rendezvous at {meeting.address}: another rank ended ({first})."
-        ) from error
+        raise RendezvousError(f"{LOST_RENDEZVOUS} at {meeting.address}: another rank ended ({first}).") from error
     return Membership(ProcessGroups(topology, device, in_order=device.type == "cpu"), group)
 
 
-def _open_store(meeting: Meeting, deadline: float) -> dist.TCPStore:
+def _open_store(meeting: Meeting, deadline: float) -> TCPStore:
     if meeting.listen_fd is None:
         _reach(meeting, deadline)
     try:
-        return dist.TCPStore(
+        return TCPStore(
             meeting.host,
             meeting.port,
             is_master=meeting.listen_fd is not None,
@@ -111,7 +112,7 @@ def _reach(meeting: Meeting, deadline: float) -> None:
         delay = min(2 * delay, _LONGEST_DELAY)
 
 
-def _take_place(store: dist.Store, meeting: Meeting, topology: Topology) -> str:
+def _take_place(store: Store, meeting: Meeting, topology: Topology) -> str:
     """Says that this rank is here, and returns the name of the group."""
     shape = f"{topology.tensor} x {topology.pipeline} ranks on {meeting.nodes} host{'s' * (meeting.nodes > 1)}"
     found = bytes(store.compare_set(_SHAPE, "", shape)).decode()
@@ -130,7 +131,7 @@ def _take_place(store: dist.Store, meeting: Meeting, topology: Topology) -> str:
     return group or bytes(store.get(_GROUP)).decode()
 
 
-def _wait_for_all(store: dist.Store, meeting: Meeting, topology: Topology, deadline: float) -> None:
+def _wait_for_all(store: Store, meeting: Meeting, topology: Topology, deadline: float) -> None:
     ranks = range(topology.ranks)
     left = timedelta(seconds=max(deadline - time.monotonic(), 0.01))
     try:
