@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tercet_shared.wire.step import StepResult
+from tercet_worker.sampling import Sampled
 from tercet_worker.sampling.logprobs import Scored, columns
 
 if TYPE_CHECKING:
     from tercet_shared.wire.step import StepPlan
-    from tercet_worker.sampling import Sampled
     from tercet_worker.state.batch import SampleRows
     from tercet_worker.state.pooling import Pooled
+    from tercet_worker.state.transfer import Arrival, Transfer
 
 
 @dataclass(slots=True)
@@ -27,11 +28,32 @@ class PendingStep:
     prompt_logprobs: Scored | None = None
     pooled: Pooled | None = None
     finished: StepResult | None = None  # where everything is on the host already
+    arrival: Arrival | None = None  # of all tensors above, which are the host's copies then
+
+    def send(self, transfer: Transfer) -> None:
+        """Sends everything to the host, behind what was given to the device so far; nothing is added afterwards."""
+        scores = [score for scored in self.logprobs for score in scored.scores]
+        if self.prompt_logprobs is not None:
+            scores += self.prompt_logprobs.scores
+        tensors = [tensor for _, sampled in self.drawn for tensor in (sampled.token_ids, sampled.finite)]
+        tensors += [tensor for score in scores for tensor in score.columns()]
+        if self.pooled is not None:
+            tensors.append(self.pooled.vectors)
+        self.arrival = transfer(tensors)
+        copies = iter(self.arrival.tensors)
+        self.drawn = [(rows, Sampled(next(copies), next(copies))) for rows, _ in self.drawn]
+        self.logprobs = [replace(scored, scores=scored.taken(copies)) for scored in self.logprobs]
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = replace(self.prompt_logprobs, scores=self.prompt_logprobs.taken(copies))
+        if self.pooled is not None:
+            self.pooled = replace(self.pooled, vectors=next(copies))
 
     def result(self) -> StepResult:
         """Waits until everything is on the host, and returns it in the order of the plan's rows."""
         if self.finished is not None:
             return self.finished
+        if self.arrival is not None:
+            self.arrival.wait()
         rows = len(self.plan.slots)
         tokens = np.zeros(rows, np.int32)
         yields = np.zeros(rows, np.bool_)

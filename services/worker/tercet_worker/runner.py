@@ -6,6 +6,7 @@ token is drawn and what else a step yields stand in ``state``, ``attention``, ``
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,8 @@ from tercet_worker.state.pooling import Pooler
 from tercet_worker.state.slots import LOGPROBS, POOLING, PROMPT_LOGPROBS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from tercet_shared.wire.step import StepPlan
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from tercet_worker.program.decode import DecodeSteps
     from tercet_worker.sampling import GrammarSource, Sampler
     from tercet_worker.state.slots import SlotState
+    from tercet_worker.state.transfer import Transfer
 
 _PIECE = 2 * 1024 * 1024
 """Logits of prompt tokens that exist at once: bounds the working memory to a few times 8 MiB."""
@@ -50,7 +54,8 @@ class ModelRunner:
         decode: executes plain decode steps in one call, for the same model, attention and state.
         communicator: to the other ranks that hold parts of the model. All of them execute the same plans, and keep the
             same state; only the last stage of a pipeline samples.
-        pad_to: step sizes are rounded up to a multiple of this many tokens.
+        build: makes the batch of an applied plan; by default as `InputBatch.build` does.
+        transfer: sends what a step yields to the host while the device goes on; None where it is there already.
     """
 
     def __init__(
@@ -63,7 +68,8 @@ class ModelRunner:
         *,
         decode: DecodeSteps | None = None,
         communicator: Communicator = ALONE,
-        pad_to: int = 1,
+        build: Callable[[StepPlan, SlotState], InputBatch] | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
         self.limits = limits
         self._model = model
@@ -75,7 +81,13 @@ class ModelRunner:
         self._decode = decode
         self._samples = communicator.topology.last
         self._handover = TokenHandover(communicator, state)
-        self._pad_to = pad_to
+        self._build = build or partial(InputBatch.build, block_size=limits.block_size)
+        self._transfer = transfer
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step may be given to the device before the one before it has been waited for."""
+        return self._transfer is not None
 
     def reset(self) -> None:
         """Forgets all requests; weights and memory stay."""
@@ -106,13 +118,15 @@ class ModelRunner:
         step = PendingStep(plan)
         if not len(plan.slots):
             return step
-        batch = InputBatch.build(plan, state, block_size=self.limits.block_size, pad_to=self._pad_to)
+        batch = self._build(plan, state)
         self._attention.plan(batch.attention(state))
         hidden = self._model.forward(batch.input_ids, batch.positions, self._attention)  # [T, H]
         if self._samples:
             self._finish(step, batch, hidden, grammar)
         self._handover.after(batch.samples)
         state.advance(plan)
+        if self._transfer is not None:
+            step.send(self._transfer)
         return step
 
     def _finish(

@@ -108,6 +108,7 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         max_model_len=kv.max_model_len,
         block_size=settings.block_size,
         device=platform.device,
+        hand_over=platform.hand_over(),
     )
     limits = PlanLimits(
         vocab_size=config.vocab_size,
@@ -115,9 +116,18 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         block_size=settings.block_size,
         max_batched_tokens=max_batched_tokens,
     )
-    decode = platform.decode_steps(model, attention, state, limits) if topology.ranks == 1 else None
-    sampler = Sampler(config.vocab_size, platform.device, platform.scan())
-    runner = ModelRunner(model, attention, state, sampler, limits, decode=decode, communicator=communicator)
+    parts = platform.step_parts(model, attention, state, limits, report)
+    runner = ModelRunner(
+        model,
+        attention,
+        state,
+        Sampler(config.vocab_size, platform.device, parts=platform.sampler_parts()),
+        limits,
+        decode=parts.decode,
+        communicator=communicator,
+        build=parts.build,
+        transfer=parts.transfer,
+    )
     offer = WorkerHello(
         protocol=PROTOCOL_VERSION,
         incarnation="",

@@ -18,12 +18,18 @@ own position: on nothing that happens to be in the same batch, and on nothing th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from tercet_shared.errors import ConfigurationError, InternalError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from tercet_worker.graphs.dispatch import Choice
 
 PADDING = -1
 """Slot mapping of a token whose key and value are not written."""
@@ -76,13 +82,24 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HostAttention:
+    """The same step as the host sees it, for a backend that plans there and must not wait for the device."""
+
+    query_start_loc: npt.NDArray[np.int32]  # [R + 1]
+    seq_lens: npt.NDArray[np.int32]  # [R]
+    shared_blocks: int  # leading blocks that all rows share and none writes to, and that are worth a pass of their own
+    choice: Choice  # how the device runs the step
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """One step. Tensors are contiguous and on the device of the backend.
 
     The CPU's backends keep what they need: there the tensors may change once ``plan`` has returned.
 
     Tokens of a request are consecutive, and its last query is the last token of its context: query i of n sits at
-    position ``seq_lens - n + i``. Tokens from ``query_start_loc[R]`` on are padding: their output is zero.
+    position ``seq_lens - n + i``. Tokens from ``query_start_loc[R]`` on are padding: their output is zero. (Where a
+    step is one graph, padding consists of rows, whose output is whatever they yield; nobody reads it.)
     """
 
     query_start_loc: Tensor  # int32[R + 1], first token of each request; begins with 0, strictly increasing
@@ -92,6 +109,7 @@ class AttentionBatch:
     slot_mapping: Tensor  # int64[T], block id * B + offset where K and V of the token go, or PADDING
     max_query_len: int  # most tokens of one request in this step
     num_tokens: int  # T
+    host: HostAttention | None = None
 
 
 @dataclass(frozen=True, slots=True)

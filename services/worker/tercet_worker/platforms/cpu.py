@@ -17,10 +17,11 @@ from tercet_worker.layers.parameters import Placement
 from tercet_worker.loading import available_memory
 from tercet_worker.models.eager import EagerModel
 from tercet_worker.parallel.places import local_ranks
-from tercet_worker.platforms.interface import KvMemory
+from tercet_worker.platforms.interface import KvMemory, StepParts
 from tercet_worker.program.compiled import CompiledModel
 from tercet_worker.program.decode import DecodeSteps
 from tercet_worker.program.weights import PackedWeights, Quantization
+from tercet_worker.sampling import SamplerParts
 
 if TYPE_CHECKING:
     from tercet_shared.config import WorkerSettings
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
     from tercet_worker.kernels.library import KernelLibrary
     from tercet_worker.models.interface import CausalLM, StepModel
     from tercet_worker.parallel.communicator import Communicator
-    from tercet_worker.platforms.interface import ExecutorShape
-    from tercet_worker.sampling.sampler import Scan
+    from tercet_worker.platforms.interface import ExecutorShape, Report
     from tercet_worker.state.checks import PlanLimits
-    from tercet_worker.state.slots import SlotState
+    from tercet_worker.state.slots import HandOver, SlotState
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class CpuPlatform:
         self.device = torch.device("cpu")
         self.dtype = choose_dtype(settings.dtype, processor_flags())
         self._library: KernelLibrary | None = None
+        self._alone = True
 
     @property
     def kernels(self) -> str:
@@ -103,6 +104,7 @@ class CpuPlatform:
         communicator: Communicator,
     ) -> StepModel:
         """See ``Platform``."""
+        self._alone = communicator.topology.ranks == 1
         if self._library is None:
             return EagerModel(weights, communicator)
         return CompiledModel(
@@ -119,14 +121,26 @@ class CpuPlatform:
         """See ``Platform``."""
         return KvMemory(available_memory() // self._ranks, _KV_SHARE)
 
-    def scan(self) -> Scan | None:
+    def sampler_parts(self) -> SamplerParts:
         """See ``Platform``."""
-        return LogitScan(self._library, threads=self.threads) if self._library is not None else None
+        if self._library is None:
+            return SamplerParts()
+        return SamplerParts(scan=LogitScan(self._library, threads=self.threads))
 
-    def decode_steps(
-        self, model: StepModel, attention: AttentionBackend, state: SlotState, limits: PlanLimits
-    ) -> DecodeSteps | None:
+    def hand_over(self) -> HandOver | None:
         """See ``Platform``."""
-        if isinstance(model, CompiledModel) and isinstance(attention, CpuAttention):
-            return DecodeSteps(model, attention, state, limits)
         return None
+
+    def step_parts(
+        self,
+        model: StepModel,
+        attention: AttentionBackend,
+        state: SlotState,
+        limits: PlanLimits,
+        report: Report,  # noqa: ARG002  # nothing here takes long
+    ) -> StepParts:
+        """See ``Platform``."""
+        # Ranks that compute together have steps of more than one call.
+        if self._alone and isinstance(model, CompiledModel) and isinstance(attention, CpuAttention):
+            return StepParts(decode=DecodeSteps(model, attention, state, limits))
+        return StepParts()

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from tercet_shared.wire.step import StepPlan
     from tercet_worker.attention.interface import AttentionBackend, AttentionSpec
     from tercet_worker.layers.parameters import Placement
     from tercet_worker.models.interface import CausalLM, StepModel
     from tercet_worker.parallel.communicator import Communicator
     from tercet_worker.program.decode import DecodeSteps
-    from tercet_worker.sampling.sampler import Scan
+    from tercet_worker.sampling import SamplerParts
+    from tercet_worker.state.batch import InputBatch
     from tercet_worker.state.checks import PlanLimits
-    from tercet_worker.state.slots import SlotState
+    from tercet_worker.state.slots import HandOver, SlotState
+    from tercet_worker.state.transfer import Transfer
 
 Report = Callable[[str, float | None], None]
 """Told the stage of the start and the fraction done, where it is known. What it raises ends the start."""
@@ -37,6 +40,15 @@ class KvMemory:
 
     available: int  # bytes
     share: float  # of them, taken where the settings do not say how much
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What the runner does in the platform's way; see there."""
+
+    decode: DecodeSteps | None = None
+    build: Callable[[StepPlan, SlotState], InputBatch] | None = None
+    transfer: Transfer | None = None
 
 
 class Platform(Protocol):
@@ -97,12 +109,16 @@ class Platform(Protocol):
         """
         ...
 
-    def scan(self) -> Scan | None:
-        """Returns how the sampler finds the best logits; None for torch's own way."""
+    def sampler_parts(self) -> SamplerParts:
+        """Returns what the sampler does in the platform's way."""
         ...
 
-    def decode_steps(
-        self, model: StepModel, attention: AttentionBackend, state: SlotState, limits: PlanLimits
-    ) -> DecodeSteps | None:
-        """Returns what executes plain decode steps in one call, where there is such a thing."""
+    def hand_over(self) -> HandOver | None:
+        """Returns how drawn tokens are put where the next step reads them; None for torch's own way."""
+        ...
+
+    def step_parts(
+        self, model: StepModel, attention: AttentionBackend, state: SlotState, limits: PlanLimits, report: Report
+    ) -> StepParts:
+        """Returns what steps are made with, once the cache is there; makes ready what a first step would wait for."""
         ...

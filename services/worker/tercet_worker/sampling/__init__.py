@@ -2,6 +2,6 @@
 
 from tercet_worker.sampling.changes import GrammarSource
 from tercet_worker.sampling.params import SamplingBatch, SamplingTable
-from tercet_worker.sampling.sampler import Sampled, Sampler
+from tercet_worker.sampling.sampler import Sampled, Sampler, SamplerParts
 
-__all__ = ["GrammarSource", "Sampled", "Sampler", "SamplingBatch", "SamplingTable"]
+__all__ = ["GrammarSource", "Sampled", "Sampler", "SamplerParts", "SamplingBatch", "SamplingTable"]

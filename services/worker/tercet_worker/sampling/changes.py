@@ -109,7 +109,7 @@ class Restrictions:
             reasons[self.stop_owner, self.stop_ids] |= _STOP
         if len(self.allowed_rows):
             outside = torch.full((len(self.allowed_rows), vocab_size), _OUTSIDE, dtype=torch.int8, device=logits.device)
-            outside[self.allowed_owner, self.allowed_ids] = 0
+            outside.view(-1).index_fill_(0, self.allowed_owner * vocab_size + self.allowed_ids, 0)
             reasons[self.allowed_rows] |= outside
         if forbidden is not None:
             reasons |= forbidden.to(torch.int8) * _UNGRAMMATICAL
@@ -135,6 +135,7 @@ def unpack(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
         words: the packed rows of a `GrammarMask` as uint8 ``[G, 4 · ceil(V / 32)]``.
         vocab_size: V.
     """
-    bits = torch.bitwise_left_shift(torch.ones(8, dtype=torch.uint8), torch.arange(8, dtype=torch.uint8))
-    forbidden = (words.unsqueeze(-1) & bits.to(words.device)) == 0
+    device = words.device
+    ones, places = torch.ones(8, dtype=torch.uint8, device=device), torch.arange(8, dtype=torch.uint8, device=device)
+    forbidden = (words.unsqueeze(-1) & torch.bitwise_left_shift(ones, places)) == 0
     return forbidden.view(len(words), -1)[:, :vocab_size]

@@ -20,7 +20,7 @@ from tercet_worker.sampling.order import few_in_order
 from tercet_worker.state.mirror import ragged_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,10 @@ class Scores:
     ranks: torch.Tensor  # int64 [t]; 1: the most likely token
     top_ids: torch.Tensor  # int64 [t, K]
     top_logprobs: torch.Tensor  # float32 [t, K]
+
+    def columns(self) -> tuple[torch.Tensor, ...]:
+        """Returns them, in this order."""
+        return self.logprobs, self.ranks, self.top_ids, self.top_logprobs
 
 
 class Scorer:
@@ -69,6 +73,10 @@ class Scored:
     lengths: npt.NDArray[np.int32]  # [l]
     asked: npt.NDArray[np.int32]  # [l] alternatives per token
     scores: list[Scores]
+
+    def taken(self, columns: Iterator[torch.Tensor]) -> list[Scores]:
+        """Returns scores of the same kind that are made of the next ``columns``."""
+        return [Scores(next(columns), next(columns), next(columns), next(columns)) for _ in self.scores]
 
     def broken(self) -> npt.NDArray[np.int64]:
         """Waits for the device, and returns the rows of which a score is not finite."""

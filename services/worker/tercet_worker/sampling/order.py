@@ -29,10 +29,11 @@ def best_in_order(values: torch.Tensor, count: int, ids: torch.Tensor) -> tuple[
 def few_in_order(values: torch.Tensor, count: int, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns what `best_in_order` returns, several times faster for a few of many.
 
-    Only where the last token in has the value of the first one out does the whole row need the longer key.
+    Only where the last token in has the value of the first one out does the whole row need the longer key. To ask a
+    GPU for that is to wait for it, so all rows have it there.
     """
-    if count >= values.shape[1]:
-        return best_in_order(values, values.shape[1], ids)
+    if count >= values.shape[1] or values.device.type != "cpu":
+        return best_in_order(values, min(count, values.shape[1]), ids)
     best, found = values.topk(count + 1, dim=1)
     tied = (best[:, count - 1] == best[:, count]).nonzero().squeeze(1)
     best, found = best[:, :count], found[:, :count]

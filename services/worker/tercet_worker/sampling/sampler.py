@@ -30,7 +30,7 @@ from tercet_worker.sampling.order import best_in_order
 from tercet_worker.state.mirror import to_device
 
 if TYPE_CHECKING:
-    from tercet_worker.sampling.changes import Changes
+    from tercet_worker.sampling.changes import Changes, Penalties
     from tercet_worker.sampling.params import SamplingBatch
 
 _PIECE = 2 * 1024 * 1024
@@ -51,6 +51,23 @@ Scan = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """From float32 ``[R, V]`` to the highest (float32), the lowest id that has it (int64), and if all are finite (bool)."""
 
 
+Draw = Callable[[torch.Tensor, torch.Tensor, "SamplingBatch", torch.Tensor, torch.Tensor], None]
+"""Draws for some rows from all tokens: logits ``[R, V]``, their highest ``[R]``, parameters, rows, and tokens ``[R]``, of
+which those of the rows are written."""
+
+Penalize = Callable[[torch.Tensor, "Penalties", torch.Tensor], None]
+"""Does what ``Penalties.apply_`` does, with the same counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerParts:
+    """What a platform does in its own way; by torch where it is None."""
+
+    scan: Scan | None = None
+    draw: Draw | None = None
+    penalize: Penalize | None = None
+
+
 def best_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Is a `Scan`."""
     highest, tokens = logits.max(dim=1)  # the first of equals: the lowest id; NaN wins
@@ -64,10 +81,14 @@ class Sampler:
         vocab_size: V.
         device: of the logits.
         scan: finds the best logit of every row; `best_of` by default.
+        parts: other things that are done in the platform's way, and ``scan`` where that is None.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, scan: Scan | None = None) -> None:
-        self._scan = best_of if scan is None else scan
+    def __init__(
+        self, vocab_size: int, device: torch.device, scan: Scan | None = None, *, parts: SamplerParts | None = None
+    ) -> None:
+        self._parts = parts or SamplerParts()
+        self._scan = scan or self._parts.scan or best_of
         self._vocab_size = vocab_size
         self._ids = torch.arange(vocab_size, dtype=torch.int32, device=device)  # [V]
         self._rows_at_once = max(1, _PIECE // vocab_size)
@@ -88,8 +109,11 @@ class Sampler:
             self._change_(logits, batch.changes, grammar)
             best = logits.index_select(0, batch.changes.rows).max(dim=1)
             highest[batch.changes.rows], tokens[batch.changes.rows] = best.values, best.indices
-        for rows in _pieces(batch.plain_rows, self._rows_at_once):
-            tokens[rows] = self._draw_from_all(logits, highest, batch, rows)
+        if self._parts.draw is not None:
+            self._parts.draw(logits, highest, batch, batch.plain_rows, tokens)
+        else:
+            for rows in _pieces(batch.plain_rows, self._rows_at_once):
+                tokens[rows] = self._draw_from_all(logits, highest, batch, rows)
         for rows in _pieces(batch.truncated_rows, self._rows_at_once):
             tokens[rows] = self._draw_from_best(logits, highest, batch, rows)
         return Sampled(tokens.masked_fill_(~finite, 0), finite)
@@ -100,7 +124,10 @@ class Sampler:
         if changes.penalties is not None:
             if self._counts is None:
                 self._counts = torch.zeros((self._rows_at_once, self._vocab_size), device=logits.device)
-            changes.penalties.apply_(logits, self._counts)
+            if self._parts.penalize is not None:
+                self._parts.penalize(logits, changes.penalties, self._counts)
+            else:
+                changes.penalties.apply_(logits, self._counts)
         if changes.restrictions is not None:
             forbidden = None
             if grammar is not None:

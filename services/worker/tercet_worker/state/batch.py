@@ -20,6 +20,7 @@ from tercet_worker.state.mirror import ragged_index, to_device
 
 if TYPE_CHECKING:
     from tercet_shared.wire.step import StepPlan
+    from tercet_worker.attention.interface import HostAttention
     from tercet_worker.state.slots import SlotState
 
 
@@ -47,6 +48,48 @@ class SampleRows:
 
 
 @dataclass(frozen=True, slots=True)
+class HostBatch:
+    """What the host knows of a step, in batch order: those with one token first, else as in the plan."""
+
+    plan_rows: npt.NDArray[np.int64]  # [S] row of the plan
+    slots: npt.NDArray[np.int32]  # [S]
+    counts: npt.NDArray[np.int32]  # [S] tokens in this step
+    computed: npt.NDArray[np.int32]  # [S] tokens before it
+    starts: npt.NDArray[np.int32]  # [S + 1] first token of each row
+    ends: npt.NDArray[np.int32]  # [S] tokens of each request once this step is done
+    samples: SampleRows
+    sampling: npt.NDArray[np.int64]  # [R] which rows sample
+
+    @classmethod
+    def of(cls, plan: StepPlan, state: SlotState) -> HostBatch:
+        """Returns that of an applied plan with at least one row."""
+        order = np.argsort(plan.num_tokens != 1, kind="stable")
+        slots, counts, computed = plan.slots[order], plan.num_tokens[order], plan.computed[order]
+        starts = np.zeros(len(order) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        ends = (computed + counts).astype(np.int32)
+        sampling = np.flatnonzero(state.draws(plan)[order])
+        samples = SampleRows(order[sampling], slots[sampling].astype(np.int64), ends[sampling])
+        return cls(order, slots.astype(np.int32), counts, computed, starts, ends, samples, sampling)
+
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return int(self.starts[-1])
+
+    @property
+    def max_query_len(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.counts.max())
+
+    @property
+    def logits_rows(self) -> npt.NDArray[np.int64]:
+        """[R] row of the hidden states from which each row that samples draws."""
+        rows: npt.NDArray[np.int64] = self.starts[1:][self.sampling].astype(np.int64) - 1
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
 class InputBatch:
     """Inputs of one step. Rows are the requests in batch order: those with one token first, else as in the plan."""
 
@@ -62,6 +105,7 @@ class InputBatch:
     starts: npt.NDArray[np.int32]  # [S + 1] query_start_loc on the host
     samples: SampleRows
     logits_rows: torch.Tensor  # int64 [R] row of the hidden states from which each of them draws
+    host: HostAttention | None = None  # for backends that plan on the host
 
     @classmethod
     def build(cls, plan: StepPlan, state: SlotState, *, block_size: int, pad_to: int = 1) -> InputBatch:
@@ -74,19 +118,15 @@ class InputBatch:
             pad_to: the number of tokens is rounded up to a multiple of this.
         """
         device = state.device
-        order = np.argsort(plan.num_tokens != 1, kind="stable")
-        slots, counts, computed = plan.slots[order], plan.num_tokens[order], plan.computed[order]
-        starts = np.zeros(len(order) + 1, np.int32)
-        np.cumsum(counts, out=starts[1:])
-        total = int(starts[-1])
+        host = HostBatch.of(plan, state)
+        total = host.num_tokens
         padded = -(-total // pad_to) * pad_to
-        ends = computed + counts
         # A token's position is its place in the flat batch, shifted by where its request begins there and in itself.
         positions = np.zeros(padded, np.int64)
-        positions[:total] = np.arange(total) + np.repeat(computed.astype(np.int64) - starts[:-1], counts)
+        shifts = host.computed.astype(np.int64) - host.starts[:-1]
+        positions[:total] = np.arange(total) + np.repeat(shifts, host.counts)
         token_slots = np.zeros(padded, np.int64)
-        token_slots[:total] = np.repeat(slots, counts)
-        samples = np.flatnonzero(state.draws(plan)[order])
+        token_slots[:total] = np.repeat(host.slots, host.counts)
 
         place = to_device(positions, device)
         owner = to_device(token_slots, device)
@@ -97,18 +137,18 @@ class InputBatch:
             input_ids[total:] = 0
             slot_mapping[total:] = PADDING
         return cls(
-            plan_rows=order,
+            plan_rows=host.plan_rows,
             num_tokens=total,
             input_ids=input_ids,
             positions=place,
-            query_start_loc=to_device(starts, device),
-            seq_lens=to_device(ends.astype(np.int32), device),
-            slots=to_device(slots.astype(np.int32), device),
+            query_start_loc=to_device(host.starts, device),
+            seq_lens=to_device(host.ends, device),
+            slots=to_device(host.slots, device),
             slot_mapping=slot_mapping,
-            max_query_len=int(counts.max()),
-            starts=starts,
-            samples=SampleRows(order[samples], slots[samples].astype(np.int64), ends[samples].astype(np.int32)),
-            logits_rows=to_device(starts[1:][samples].astype(np.int64) - 1, device),
+            max_query_len=host.max_query_len,
+            starts=host.starts,
+            samples=host.samples,
+            logits_rows=to_device(host.logits_rows, device),
         )
 
     def attention(self, state: SlotState) -> AttentionBatch:
@@ -121,6 +161,7 @@ class InputBatch:
             slot_mapping=self.slot_mapping,
             max_query_len=self.max_query_len,
             num_tokens=self.input_ids.shape[0],
+            host=self.host,
         )
 
 

@@ -14,11 +14,15 @@ I64 = npt.NDArray[np.int64]
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Returns ``array`` on the device.
 
-    On the CPU it shares memory, except with read-only arrays such as views of a frame.
+    On the CPU it shares memory, except with read-only arrays such as views of a frame. To a GPU it goes by pinned
+    memory, which torch keeps until the copy is made: the host does not wait.
     """
     if not array.flags.writeable or not array.flags.c_contiguous:
         array = np.array(array)
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def ragged_index(counts: npt.NDArray[Any]) -> tuple[I64, I64]:

@@ -71,7 +71,7 @@ class Pooler:
         """Adds the tokens of some rows to the sums of their slots, one after another, and returns the sums."""
         if self._sums is None:
             self._sums = torch.zeros((self._slots, hidden.shape[1]), device=self._device)
-        self._sums[self._there(slots[computed == 0])] = 0.0
+        self._sums.index_fill_(0, self._there(slots[computed == 0]), 0.0)
         owner, place = ragged_index(starts[1:][rows] - starts[:-1][rows])
         tokens = self._there(starts[:-1][rows][owner] + place)
         return self._sums.index_add_(0, self._there(slots[owner]), hidden[tokens].to(torch.float32))

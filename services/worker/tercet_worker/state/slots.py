@@ -9,6 +9,7 @@ Legend: N new slots of a plan, L tokens that one request may have, M blocks that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,9 @@ from tercet_worker.state.mirror import ragged_index, to_device
 if TYPE_CHECKING:
     from tercet_shared.wire.step import NewSlots, StepPlan
     from tercet_worker.state.batch import SampleRows
+
+HandOver = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Writes to a token buffer ``[slots, L]``, for slots and positions ``[R]``, the token ids ``[R]``."""
 
 UNKNOWN = -1
 """Computed tokens of a slot that was filled but not scheduled yet: its first plan says where it begins (prefix
@@ -42,9 +46,19 @@ class SlotState:
         max_model_len: L.
         block_size: tokens per KV block.
         device: where the model runs.
+        hand_over: writes drawn tokens to the buffer; by torch where it is None.
     """
 
-    def __init__(self, *, slots: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        hand_over: HandOver | None = None,
+    ) -> None:
+        self._hand_over = hand_over
         self.slots = slots
         self.max_model_len = max_model_len
         self.max_blocks = -(-max_model_len // block_size)  # M
@@ -61,6 +75,11 @@ class SlotState:
         self.pooling: npt.NDArray[np.int8] = np.zeros(slots, np.int8)  # `Pooling`
         self.tokens: torch.Tensor = torch.empty((slots, max_model_len), dtype=torch.int32, device=device)
         self.block_tables: torch.Tensor = torch.empty((slots, self.max_blocks), dtype=torch.int32, device=device)
+        on_host = device.type == "cpu"
+        self.host_tables: npt.NDArray[np.int32] = (
+            self.block_tables.numpy() if on_host else np.empty((slots, self.max_blocks), np.int32)
+        )
+        """The block tables for decisions on the host; one memory with the device's where that is the CPU."""
         self.sampling = SamplingTable(self.tokens)
 
     def reset(self) -> None:
@@ -91,6 +110,9 @@ class SlotState:
 
     def write_drawn(self, rows: SampleRows, token_ids: torch.Tensor) -> None:
         """Puts the drawn tokens ``[R]`` behind their requests' others, where the next step finds them."""
+        if self._hand_over is not None:
+            self._hand_over(self.tokens, self.there(rows.slots), to_device(rows.positions, self.device), token_ids)
+            return
         flat = rows.slots * self.max_model_len + rows.positions
         self.tokens.view(-1).index_copy_(0, to_device(flat, self.device), token_ids.to(torch.int32))
 
@@ -133,6 +155,8 @@ class SlotState:
         counts = np.diff(plan.block_offsets)
         row, column = ragged_index(counts)
         slots = plan.slots[row].astype(np.int64)
+        if self.device.type != "cpu":
+            self.host_tables[slots, column + self.blocks[slots]] = plan.block_ids
         self._write(self.block_tables, slots, column + self.blocks[slots], plan.block_ids)
         self.blocks[plan.slots] += counts
 

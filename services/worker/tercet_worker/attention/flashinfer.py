@@ -1,0 +1,345 @@
+"""Attention on a GPU with FlashInfer over our paged cache.
+
+A step is planned once, on the host, for all layers: FlashInfer then knows how to divide the work. Its lists of pages
+are written on the device from the block tables. The cache of a layer is ``[N, 2, B, Hkv, D]``.
+
+Steps of decodes have a plan per number of rows, at the same addresses each time, so that they can be graphs. Other
+steps are planned as prefill, which knows rows of any length. Where all rows share a long prefix, it is attended to
+once for all of them (a cascade of two levels).
+
+Legend: see ``attention/interface.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from tercet_shared.errors import ConfigurationError
+from tercet_worker.attention.interface import AttentionPlanError, KvStorage
+from tercet_worker.cuda.kernels.cache import rotate_and_write, write
+from tercet_worker.cuda.kernels.inputs import list_pages
+from tercet_worker.cuda.layout import Pages, pages_of
+from tercet_worker.cuda.staging import Staging, room_for
+from tercet_worker.graphs.dispatch import Choice, Mode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tercet_worker.attention.interface import AttentionBatch, AttentionSpec
+    from tercet_worker.cuda.streams import Streams
+
+HEAD_SIZES = (64, 128, 256)
+"""That FlashInfer's kernels are made for."""
+_FIXED_SPLIT = 256
+"""Pages that a part of a long context has where results must not depend on the batch: 4,096 tokens at 16 per page."""
+
+
+class Wrapper(Protocol):
+    """What FlashInfer's wrappers have in common; ``plan`` differs in its first arguments."""
+
+    def plan(self, *args: Any, **options: Any) -> None:
+        """Divides the work of a step. Reads tensors of the host only."""
+        ...
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor, **options: Any) -> Tensor:
+        """Attends for one layer."""
+        ...
+
+
+class Wrappers(Protocol):
+    """Makes FlashInfer's wrappers, which share one workspace."""
+
+    def decode(self, rows: int | None, buffers: tuple[Tensor, Tensor, Tensor] | None) -> Wrapper:
+        """Returns one for rows of one token; with ``rows``, its offsets, pages and last lengths are in ``buffers``."""
+        ...
+
+    def prefill(self) -> Wrapper:
+        """Returns one for rows of any length."""
+        ...
+
+    def cascade(self) -> Wrapper:
+        """Returns one with two levels: what all rows share, and the rest."""
+        ...
+
+
+@dataclass(slots=True)
+class _Planned:
+    """The plan in force."""
+
+    wrappers: dict[int, Wrapper]  # by sliding window
+    choice: Choice
+    queries: int  # that are attended for; what follows is padding
+    slot_mapping: Tensor
+    cascade: bool = False
+
+
+@dataclass(slots=True)
+class _Set:
+    """The wrappers of one sliding window."""
+
+    graphs: dict[int, Wrapper] = field(default_factory=dict)
+    decode: Wrapper | None = None
+    prefill: Wrapper | None = None
+    cascade: Wrapper | None = None
+
+
+class FlashInferAttention:
+    """Implements ``AttentionBackend`` and ``PagedAttention``.
+
+    Args:
+        spec: bfloat16, a head size of `HEAD_SIZES`.
+        wrappers: of FlashInfer.
+        streams: of the device.
+        device: a GPU.
+        max_rows: of a step.
+        max_blocks: blocks that all rows of a step may have together, at most; known with the cache, see `allocate_kv`.
+        kv_dtype: of the cache: the model's, or float8_e4m3fn.
+        batch_invariant: whether a row's result must not depend on the rest of the batch.
+
+    Raises:
+        ConfigurationError: FlashInfer has no kernels for this model.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        wrappers: Wrappers,
+        streams: Streams,
+        device: torch.device,
+        *,
+        max_rows: int,
+        kv_dtype: torch.dtype | None = None,
+        batch_invariant: bool = False,
+    ) -> None:
+        _check(spec)
+        self.spec = spec
+        self._make = wrappers
+        self._streams = streams
+        self._device = device
+        self._max_rows = max_rows
+        self._kv_dtype = kv_dtype or spec.dtype
+        self._invariant = batch_invariant
+        self._staging = Staging(room_for(*(max_rows + 1,) * 12), device, streams)
+        self._planned_before = streams.event()
+        self._sets = {window: _Set() for window in (set(spec.sliding_windows) or {0})}
+        self._cache: Tensor | None = None  # [layers, N, 2, B, Hkv, D]
+        self._pages = torch.empty(0, dtype=torch.int32, device=device)  # of all rows, end to end
+        self._shared_pages = torch.empty(0, dtype=torch.int32, device=device)
+        self._offsets = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+        self._last_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._planned: _Planned | None = None
+
+    @property
+    def name(self) -> str:
+        """Platform and kernels."""
+        return "cuda-flashinfer" if self._kv_dtype is self.spec.dtype else "cuda-flashinfer-fp8kv"
+
+    @property
+    def cascades(self) -> bool:
+        """Whether shared prefixes can be taken apart; with sliding windows a row does not see all of one."""
+        return not any(self.spec.sliding_windows) and not self._invariant and self._kv_dtype is self.spec.dtype
+
+    @property
+    def choice(self) -> Choice:
+        """See ``PagedAttention``."""
+        return self._in_force().choice
+
+    def bytes_per_block(self, num_layers: int) -> int:
+        """Returns the bytes of one block in all layers."""
+        return self.spec.bytes_per_block(num_layers) * self._kv_dtype.itemsize // self.spec.dtype.itemsize
+
+    def allocate_kv(self, num_layers: int, num_blocks: int) -> KvStorage:
+        """Allocates the cache, zeroed: what was never written must be finite, since kernels multiply it by 0."""
+        spec = self.spec
+        if num_layers < 1 or num_blocks < 1:
+            raise ConfigurationError(f"a KV cache of {num_layers} layers and {num_blocks} blocks makes no sense")
+        if spec.sliding_windows and len(spec.sliding_windows) != num_layers:
+            raise ConfigurationError(f"{len(spec.sliding_windows)} sliding windows were given for {num_layers} layers")
+        self._planned = None
+        nbytes = num_blocks * self.bytes_per_block(num_layers)
+        try:
+            memory = torch.zeros(nbytes, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise ConfigurationError(
+                f"the KV cache of {nbytes / 2**30:.1f} GiB does not fit into the memory of the GPU"
+            ) from error
+        shape = (num_layers, num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_size)
+        self._cache = memory.view(self._kv_dtype).view(shape)
+        # A block may be in the lists of many rows: of all that share it.
+        self._pages = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
+        self._shared_pages = torch.zeros(num_blocks, dtype=torch.int32, device=self._device)
+        return KvStorage(memory, num_layers, num_blocks, huge_pages=False)
+
+    def reserve(self, pages: int) -> None:
+        """Makes room for lists of ``pages`` pages in a step. To be called before plans and captures."""
+        self._pages = torch.zeros(pages, dtype=torch.int32, device=self._device)
+        for each in self._sets.values():
+            each.graphs.clear()
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Plans a step on the host. Nothing waits for the device but a copy of the plan before."""
+        self._planned = None
+        cache, host = self._cache, batch.host
+        if cache is None or host is None:
+            raise AttentionPlanError("FlashInfer plans on the host, for a cache that is there", row=None)
+        choice, shared = host.choice, host.shared_blocks
+        full = choice.mode is Mode.FULL
+        rows = choice.tokens if full else None
+        pages = pages_of(host.query_start_loc, host.seq_lens, self.spec.block_size, skip=shared, rows=rows)
+        if pages.total > len(self._pages):
+            raise AttentionPlanError(f"a step reads {pages.total} pages, more than {len(self._pages)}", row=None)
+        slots = batch.slots
+        if full and rows is not None and rows > len(slots):
+            slots = torch.nn.functional.pad(slots, (0, rows - len(slots)))  # padding reads a page of slot 0
+        self._plan(pages, slots, batch.block_table, choice, batch.slot_mapping, shared)
+
+    def plan_for_capture(self, rows: int) -> None:
+        """See ``PagedAttention``."""
+        ones = np.ones(rows, np.int32)
+        pages = pages_of(np.arange(rows + 1, dtype=np.int32), ones, self.spec.block_size)
+        slots = torch.zeros(rows, dtype=torch.int32, device=self._device)
+        table = torch.zeros((1, 1), dtype=torch.int32, device=self._device)
+        places = torch.full((rows,), -1, dtype=torch.int64, device=self._device)
+        self._plan(pages, slots, table, Choice(Mode.FULL, rows), places, 0)
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """Writes K and V, and attends."""
+        write(k, v, self._in_force().slot_mapping, self._of(layer))
+        self.attend(layer, q.contiguous(), out)
+
+    def rotate_and_write(
+        self, layer: int, qkv: Tensor, cosines: Tensor, sines: Tensor, slot_mapping: Tensor, queries: Tensor
+    ) -> None:
+        """See ``PagedAttention``."""
+        rotate_and_write(qkv, cosines, sines, slot_mapping, queries, self._of(layer))
+
+    def attend(self, layer: int, queries: Tensor, out: Tensor) -> None:
+        """See ``PagedAttention``."""
+        planned = self._in_force()
+        wrapper, count = planned.wrappers[self.spec.window(layer)], planned.queries
+        if planned.cascade:
+            out[:count].copy_(wrapper.run(queries[:count], self._of(layer)))
+        else:
+            wrapper.run(queries[:count], self._of(layer), out=out[:count])
+        if count < len(out):
+            out[count:].zero_()
+
+    def _plan(
+        self, pages: Pages, slots: Tensor, table: Tensor, choice: Choice, slot_mapping: Tensor, shared: int
+    ) -> None:
+        # FlashInfer copies its plan from memory that the next plan writes to.
+        self._planned_before.synchronize()
+        count = len(pages.last_lens)
+        columns = (pages.query_starts, pages.offsets, pages.firsts, pages.last_lens, pages.lengths)
+        on_device, on_host = self._staging.put(columns)
+        list_pages(
+            slots=slots,
+            firsts=on_device[2],
+            offsets=on_device[1],
+            block_tables=table,
+            most=pages.most,
+            pages=self._pages,
+        )
+        lists = self._pages[: pages.total]
+        wrappers: dict[int, Wrapper] = {}
+        for window, each in self._sets.items():
+            options = self._options(window)
+            if shared:
+                wrappers[window] = self._plan_cascade(each, on_host, lists, slots, table, shared, options)
+            elif choice.mode is Mode.FULL:
+                wrappers[window] = self._decode_graph(each, count)
+                self._plan_decode(wrappers[window], on_host, lists, options)
+            elif pages.query_starts[-1] == count:
+                each.decode = each.decode or self._make.decode(None, None)
+                wrappers[window] = each.decode
+                self._plan_decode(each.decode, on_host, lists, options)
+            else:
+                each.prefill = each.prefill or self._make.prefill()
+                wrappers[window] = each.prefill
+                each.prefill.plan(
+                    on_host[0], on_host[1], lists, on_host[3],
+                    self.spec.num_query_heads, self.spec.num_kv_heads, self.spec.head_size, self.spec.block_size,
+                    causal=True, seq_lens=on_host[4], **options,
+                )  # fmt: skip
+        self._planned_before.record()
+        queries = int(pages.query_starts[-1])
+        self._planned = _Planned(wrappers, choice, queries, slot_mapping, cascade=shared > 0)
+
+    def _plan_decode(self, wrapper: Wrapper, on_host: list[Tensor], lists: Tensor, options: dict[str, Any]) -> None:
+        spec = self.spec
+        wrapper.plan(
+            on_host[1], lists, on_host[3], spec.num_query_heads, spec.num_kv_heads, spec.head_size, spec.block_size,
+            seq_lens=on_host[4], **options,
+        )  # fmt: skip
+
+    def _plan_cascade(
+        self,
+        each: _Set,
+        on_host: list[Tensor],
+        lists: Tensor,
+        slots: Tensor,
+        table: Tensor,
+        shared: int,
+        options: dict[str, Any],
+    ) -> Wrapper:
+        """Plans two levels: the shared pages for all queries as one row, and the rest row by row."""
+        spec = self.spec
+        ends = np.array([0, int(on_host[0][-1])], np.int32)
+        _, level = self._staging.put((ends, np.array([0, shared], np.int32), np.array([spec.block_size], np.int32)))
+        torch.index_select(table[:, :shared], 0, slots[:1], out=self._shared_pages[:shared].view(1, shared))
+        each.cascade = each.cascade or self._make.cascade()
+        each.cascade.plan(
+            [level[0], on_host[0]], [level[1], on_host[1]], [self._shared_pages[:shared], lists],
+            [level[2], on_host[3]],
+            spec.num_query_heads, spec.num_kv_heads, spec.head_size, spec.block_size,
+            causal=True,
+            **{name: value for name, value in options.items() if name not in {"o_data_type", "fixed_split_size"}},
+        )  # fmt: skip
+        return each.cascade
+
+    def _decode_graph(self, each: _Set, rows: int) -> Wrapper:
+        found = each.graphs.get(rows)
+        if found is None:
+            buffers = (self._offsets[: rows + 1], self._pages, self._last_lens[:rows])
+            found = each.graphs[rows] = self._make.decode(rows, buffers)
+        return found
+
+    def _options(self, window: int) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "sm_scale": self.spec.scale,
+            "window_left": window - 1 if window else -1,
+            "logits_soft_cap": self.spec.logit_soft_cap,
+            "q_data_type": self.spec.dtype,
+            "kv_data_type": self._kv_dtype,
+            "o_data_type": self.spec.dtype,
+        }
+        if self._invariant:
+            options["fixed_split_size"] = _FIXED_SPLIT
+        return options
+
+    def _of(self, layer: int) -> Tensor:
+        cache = self._cache
+        if cache is None or not 0 <= layer < len(cache):
+            raise AttentionPlanError(f"layer {layer} was refused: LAYER", row=None)
+        return cache[layer]
+
+    def _in_force(self) -> _Planned:
+        if self._planned is None:
+            raise AttentionPlanError("no plan is in force: plan() comes before forward()", row=None)
+        return self._planned
+
+
+def _check(spec: AttentionSpec) -> None:
+    if spec.dtype is not torch.bfloat16:
+        raise ConfigurationError(
+            f"on a GPU attention computes in bfloat16, not {str(spec.dtype).removeprefix('torch.')}", param="dtype"
+        )
+    if spec.head_size not in HEAD_SIZES:
+        raise ConfigurationError(
+            f"FlashInfer has no kernels for a head size of {spec.head_size} (there are some for "
+            f"{', '.join(map(str, HEAD_SIZES))})"
+        )

@@ -1,0 +1,1 @@
+"""Steps as recordings: a model's operations once, cut at attention; which steps are replayed, and at which size."""
