@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tercet_shared.ipc.connect import connect
+from tercet_shared.ipc.connect_remote import connect_remote
 from tercet_shared.wire.frames import decode_from_core, decode_welcome, encode_hello, encode_result
 from tercet_shared.wire.step import (
     PROTOCOL_VERSION,
@@ -101,9 +102,13 @@ class FakeWorker:
     """Answers every step at once unless held. Use as a context manager, on the loop of the test.
 
     A gated step is answered when its mask has come. Every such step must get one mask, of the right size.
+
+    Args:
+        link: the core's socket, or the address of its gRPC port for a worker on another host.
+        offer: what differs from the usual hello.
     """
 
-    def __init__(self, link: Path, **offer: Any) -> None:
+    def __init__(self, link: Path | str, **offer: Any) -> None:
         self.hello = hello(**offer)
         self.welcome: CoreWelcome | None = None
         self.plans: list[StepPlan] = []
@@ -135,7 +140,11 @@ class FakeWorker:
         return self._connection
 
     async def __aenter__(self) -> Self:
-        joined = await connect(self._link, encode_hello(self.hello), timeout_s=TIMEOUT)
+        hello = encode_hello(self.hello)
+        if isinstance(self._link, Path):
+            joined = await connect(self._link, hello, timeout_s=TIMEOUT)
+        else:
+            joined = await connect_remote(self._link, hello, timeout_s=TIMEOUT)
         self._connection = joined.connection
         self.welcome = decode_welcome(joined.reply)
         self._connection.on_frames(self._take)
@@ -293,13 +302,24 @@ class FakeGroup:
     Args:
         link: the core's socket.
         ranks: how many.
+        remote: those on another host, and the address of the core's gRPC port.
         group: its name; every start of a group has another one.
         offer: what all ranks offer.
     """
 
-    def __init__(self, link: Path, ranks: int, group: str = "first group", **offer: Any) -> None:
+    def __init__(
+        self,
+        link: Path,
+        ranks: int,
+        group: str = "first group",
+        remote: tuple[set[int], str] = (set(), ""),
+        **offer: Any,
+    ) -> None:
         self.ranks = [
-            FakeWorker(link, **({"incarnation": group} | offer | rank_of(group, number, ranks)))
+            FakeWorker(
+                remote[1] if number in remote[0] else link,
+                **({"incarnation": group} | offer | rank_of(group, number, ranks)),
+            )
             for number in range(ranks)
         ]
         self._joined = AsyncExitStack()

@@ -24,6 +24,7 @@ from tercet_core.tracing import RequestTraces
 from tercet_core.watchdog import Watchdog
 from tercet_shared.errors import TercetError, UnavailableError
 from tercet_shared.ipc.listener import LinkListener
+from tercet_shared.ipc.remote_listener import RemoteListener
 from tercet_shared.ipc.settings import HeartbeatSettings, ListenerSettings
 from tercet_shared.lifecycle.janitor import Janitor
 from tercet_shared.telemetry.telemetry import Telemetry
@@ -49,7 +50,8 @@ async def serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event)
         TercetError: the watchdog found the engine stuck.
     """
     heartbeat = HeartbeatSettings(settings.heartbeat_interval, settings.heartbeat_timeout)
-    listener = LinkListener(settings.link, ListenerSettings(heartbeat=heartbeat))
+    links = ListenerSettings(heartbeat=heartbeat)
+    listener = LinkListener(settings.link, links)
     address = claim_of(settings.listen)
     with ExitStack() as files:
         if settings.report_fd is None:  # else the supervisor's janitor removes the whole run directory
@@ -57,15 +59,17 @@ async def serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event)
             files.enter_context(Janitor.of_sockets((claim.path, claim.mark) for claim in claims))
         if address is not None:
             files.enter_context(address)
-        await _serve(settings, reporter, stop, listener)
+        await _serve(settings, reporter, stop, listener, links)
 
 
-async def _serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event, listener: LinkListener) -> None:
+async def _serve(
+    settings: CoreSettings, reporter: Reporter, stop: asyncio.Event, listener: LinkListener, links: ListenerSettings
+) -> None:
     core_id = settings.core_id or f"core-{secrets.token_hex(4)}"
     service = EngineService(core_id, settings)
     membership = _membership(settings, service)
-    server, checks = make_server(service, settings)
     gate = WorkerGate(core_id, settings)
+    server, checks = make_server(service, RemoteListener(gate.judge, gate.admit, links), settings)
     telemetry = Telemetry(
         "tercet-core",
         settings,
@@ -98,8 +102,8 @@ async def _serve(settings: CoreSettings, reporter: Reporter, stop: asyncio.Event
                 await asyncio.gather(life, accepting, return_exceptions=True)
                 await membership.leave()
                 service.close_streams()
+                await gate.close("the core stops")  # before the server, on which some of its links are
                 await server.stop(grace=1.0)
-                await gate.close("the core stops")
                 observer.close()
 
 

@@ -17,6 +17,7 @@ from tercet_core.streams.connection import PROTOCOL_VERSION, FrontEndConnection
 from tercet_core.streams.encoding import error_kind, stats_of
 from tercet_proto.v1 import engine_pb2 as pb
 from tercet_proto.v1 import engine_pb2_grpc as pb_grpc
+from tercet_proto.v1 import link_pb2_grpc as link_grpc
 from tercet_shared.errors import ConfigurationError, UnavailableError
 from tercet_shared.ipc.claim import SocketClaim
 from tercet_shared.mtls import is_local, mutual_tls
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tercet_core.streams.connection import FrameContext
     from tercet_shared.config import CoreSettings
     from tercet_shared.errors import TercetError
+    from tercet_shared.ipc.remote_listener import RemoteListener
     from tercet_shared.wire.step import CoreWelcome, WorkerHello
 
 _log = logging.getLogger(__name__)
@@ -298,8 +300,15 @@ def claim_of(address: str) -> SocketClaim | None:
     return SocketClaim(Path(path)) if path != address else None
 
 
-def make_server(service: EngineService, settings: CoreSettings) -> tuple[grpc.aio.Server, HealthChecks]:
+def make_server(
+    service: EngineService, workers: RemoteListener, settings: CoreSettings
+) -> tuple[grpc.aio.Server, HealthChecks]:
     """Returns a server that is bound but not started. The path of a Unix address must have been claimed.
+
+    Args:
+        service: what front ends call.
+        workers: what workers on other hosts attach to.
+        settings: the address, and what messages may have.
 
     Raises:
         ConfigurationError: the address cannot be used.
@@ -319,6 +328,7 @@ def make_server(service: EngineService, settings: CoreSettings) -> tuple[grpc.ai
         ]
     )
     pb_grpc.add_EngineServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
+    link_grpc.add_WorkerLinkServicer_to_server(workers, server)  # type: ignore[no-untyped-call]  # generated
     checks = HealthChecks(health.HealthServicer())
     health_pb2_grpc.add_HealthServicer_to_server(checks.servicer, server)
     tls = None if is_local(settings.listen) else mutual_tls(settings)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from typing import Any
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -13,7 +18,9 @@ from tercet_core.links import gate
 from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.errors import LinkError
 from tercet_shared.ipc.connect import connect
+from tercet_shared.ipc.connect_remote import connect_remote
 from tercet_shared.ipc.errors import LinkRejectedError
+from tercet_shared.ipc.remote import RemoteLink
 from tercet_shared.wire.frames import encode_hello, encode_plan, encode_result
 from tercet_shared.wire.step import StepResult
 from tests.fakes.stream_client import Client
@@ -38,16 +45,29 @@ def check_all(client: Client) -> None:
 
 def die(worker: FakeWorker) -> None:
     """Ends a rank as the kernel ends the descriptors of a killed process: EOF, and no word."""
-    worker.connection._sock.shutdown(socket.SHUT_RDWR)
+    if isinstance(worker.connection, RemoteLink):
+        worker.connection._wire._call.cancel()
+    else:
+        worker.connection._sock.shutdown(socket.SHUT_RDWR)
 
 
 async def goodbye_of(worker: FakeWorker) -> str:
     return str((await asyncio.wait_for(worker.connection.wait_closed(), TIMEOUT)).text)
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
-async def test_every_plan_reaches_every_rank_and_one_answers(start_core: StartCore, ranks: int) -> None:
-    async with start_core() as core, FakeGroup(core.link, ranks) as group, Client(core.settings.listen) as client:
+REMOTE = [set(), {1}, {2}, {0, 1}, {0, 1, 2}]
+"""Which of three ranks are on another host."""
+
+
+@pytest.mark.parametrize(("ranks", "remote"), [(2, set()), (5, set()), *((3, remote) for remote in REMOTE)])
+async def test_every_plan_reaches_every_rank_and_one_answers(
+    start_core: StartCore, ranks: int, remote: set[int]
+) -> None:
+    async with AsyncExitStack() as stack:
+        core = await stack.enter_async_context(start_core())
+        group = FakeGroup(core.link, ranks, remote=(remote, core.settings.listen))
+        await stack.enter_async_context(group)
+        client = await stack.enter_async_context(Client(core.settings.listen))
         await submit_all(client)
         await client.finished(*PROMPTS)
         check_all(client)
@@ -185,10 +205,15 @@ async def test_a_single_worker_takes_the_place_of_a_dead_group(
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("goodbye", [True, False])
+@pytest.mark.parametrize("remote", [set(), {1}, {2}])
 async def test_the_end_of_one_rank_is_the_end_of_all_and_requests_go_on(
-    start_core: StartCore, lost: int, goodbye: bool
+    start_core: StartCore, lost: int, goodbye: bool, remote: set[int]
 ) -> None:
-    async with start_core() as core, FakeGroup(core.link, 3) as group, Client(core.settings.listen) as client:
+    async with AsyncExitStack() as stack:
+        core = await stack.enter_async_context(start_core())
+        group = FakeGroup(core.link, 3, remote=(remote, core.settings.listen))
+        await stack.enter_async_context(group)
+        client = await stack.enter_async_context(Client(core.settings.listen))
         group.answering.hold()
         await submit_all(client)
         for step in range(3):
@@ -206,7 +231,7 @@ async def test_the_end_of_one_rank_is_the_end_of_all_and_requests_go_on(
             assert ("out of memory" in reason) == goodbye
         waiting = await until(client, lambda reply: not reply.ready)
         assert waiting.stats.worker_left is goodbye
-        async with FakeGroup(core.link, 3, "second group") as second:
+        async with FakeGroup(core.link, 3, "second group", (remote, core.settings.listen)) as second:
             await client.finished(*PROMPTS)
             check_all(client)
             assert (await info(client)).welcome.incarnation == "second group"
@@ -291,3 +316,71 @@ async def test_two_groups_at_once_leave_one(start_core: StartCore) -> None:
         assert len([each for each in kept if each.connection.close_reason is None]) == 3
         for each in kept:
             await each.connection.close()
+
+
+async def test_a_single_worker_on_another_host(start_core: StartCore) -> None:
+    async with start_core() as core, FakeWorker(core.settings.listen) as first, Client(core.settings.listen) as client:
+        first.hold()
+        await submit_all(client)
+        await first.wait_for_steps(2)
+        with pytest.raises(LinkRejectedError, match="has a worker already"):
+            await connect_remote(core.settings.listen, encode_hello(hello()))
+        die(first)
+        async with FakeWorker(core.settings.listen, incarnation="second"):
+            await client.finished(*PROMPTS)
+            check_all(client)
+
+
+async def test_workers_on_other_hosts_hear_that_the_core_stops(start_core: StartCore) -> None:
+    async with start_core() as core, FakeWorker(core.settings.listen) as worker:
+        await core.ready()
+        core.stop.set()
+        assert await goodbye_of(worker) == "the core stops"
+        await core.ended()
+
+
+class Process:
+    """A rank in a process of its own, which can be killed; see `tests/fakes/rank.py`."""
+
+    def __init__(self, where: Path | str, *arguments: str) -> None:
+        command = [sys.executable, "-m", "tests.fakes.rank", str(where), *arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    async def line(self) -> str:
+        assert self._process.stdout is not None
+        return (await asyncio.wait_for(asyncio.to_thread(self._process.stdout.readline), TIMEOUT)).strip()
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+async def test_a_rank_that_is_killed_takes_the_group_along_which_comes_again(
+    start_core: StartCore, remote: bool
+) -> None:
+    async with start_core() as core:
+        where = core.settings.listen if remote else core.link
+        with Process(where, "first", "0", "3") as killed, Process(core.link, "first", "1", "3") as other:
+            async with FakeWorker(core.link, **rank_of("first", 2, 3)) as answering:
+                answering.hold()
+                async with Client(core.settings.listen) as client:
+                    await submit_all(client)
+                    await answering.wait_for_steps(2)
+                    answering.release(2)
+                    await answering.wait_for_steps(4)
+                    killed.kill()
+                    assert (await goodbye_of(answering)).startswith("rank 0 of 3: the worker is gone")
+                    assert (await other.line()).startswith("goodbye: rank 0 of 3: the worker is gone")
+                    with Process(where, "second", "0", "3"), Process(core.link, "second", "1", "3"):
+                        async with FakeWorker(core.link, **rank_of("second", 2, 3)):
+                            await client.finished(*PROMPTS)
+                            check_all(client)

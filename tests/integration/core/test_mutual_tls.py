@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,10 @@ from tercet_shared.config import Common
 from tercet_shared.errors import ConfigurationError
 from tercet_shared.mtls import channel_options, client_credentials, mutual_tls
 from tests.fakes.certificates import Authority, Certificate
+from tests.fakes.ports import free_port
 from tests.integration.core.conftest import StartCore
 
 TIMEOUT = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def files(certificate: Certificate, issuers: Path) -> dict[str, Any]:

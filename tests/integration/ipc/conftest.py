@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
+import grpc.aio
 import pytest
 import uvloop
 
+from tercet_proto.v1.link_pb2_grpc import add_WorkerLinkServicer_to_server
+from tercet_shared.ipc.connect import connect
+from tercet_shared.ipc.connect_remote import connect_remote
 from tercet_shared.ipc.listener import Accepted, LinkListener, Rejected
+from tercet_shared.ipc.remote_listener import RemoteListener
 from tercet_shared.ipc.settings import HeartbeatSettings, ListenerSettings, RingSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from tercet_shared.ipc.connection import LinkConnection
+    from tercet_shared.ipc.link import FrameLink
 
 PATIENCE_S = 60.0
 """Bound of every wait; far above what is expected, so that a busy machine does not fail a test."""
@@ -61,26 +67,26 @@ class Collector:
 class Core:
     """A listening core: accepts every hello but those in ``refuse``, and queues the connections it is given."""
 
-    def __init__(self, listener: LinkListener) -> None:
-        self.listener = listener
-        self.connections: asyncio.Queue[tuple[LinkConnection, bytes]] = asyncio.Queue()
+    def __init__(self) -> None:
+        self.connections: asyncio.Queue[tuple[Any, bytes]] = asyncio.Queue()
         self.refuse: dict[bytes, str] = {}
+        self.reply = b""  # instead of the usual one
         self.hellos: list[bytes] = []
         self.results: Collector | None = None  # registered at once, for peers that are gone again a moment later
-        self._made: list[LinkConnection] = []
+        self._made: list[FrameLink] = []
 
     def on_hello(self, hello: bytes) -> Accepted | Rejected:
         self.hellos.append(hello)
         reason = self.refuse.get(hello)
-        return Accepted(b"welcome, " + hello) if reason is None else Rejected(reason)
+        return Accepted(self.reply or b"welcome, " + hello) if reason is None else Rejected(reason)
 
-    def on_connection(self, connection: LinkConnection, hello: bytes) -> None:
+    def on_connection(self, connection: FrameLink, hello: bytes) -> None:
         self._made.append(connection)
         if self.results is not None:
             connection.on_frames(self.results)
         self.connections.put_nowait((connection, hello))
 
-    async def connection(self) -> LinkConnection:
+    async def connection(self) -> Any:
         async with asyncio.timeout(PATIENCE_S):
             return (await self.connections.get())[0]
 
@@ -94,7 +100,7 @@ async def serving(
     path: Path, settings: ListenerSettings | None = None, kind: type[Core] | None = None
 ) -> AsyncIterator[Core]:
     with LinkListener(path, settings or small()) as listener:
-        core = (kind or Core)(listener)
+        core = (kind or Core)()
         task = asyncio.create_task(listener.serve(core.on_hello, core.on_connection))
         try:
             yield core
@@ -104,6 +110,45 @@ async def serving(
             await core.close_connections()
         if not task.cancelled():
             task.result()
+
+
+@asynccontextmanager
+async def attaching(settings: ListenerSettings | None = None) -> AsyncIterator[tuple[Core, str]]:
+    """A core that workers on other hosts attach to, and its address."""
+    core = Core()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    listener = RemoteListener(core.on_hello, core.on_connection, settings or small())
+    add_WorkerLinkServicer_to_server(listener, server)  # type: ignore[no-untyped-call]  # generated
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield core, f"127.0.0.1:{port}"
+    finally:
+        await core.close_connections()
+        await server.stop(grace=PATIENCE_S)
+
+
+@dataclass
+class Pair:
+    """Both ends of a link, and the core that it was made at."""
+
+    core: Any
+    worker: Any
+    listening: Core
+
+
+@asynccontextmanager
+async def linked(transport: str, path: Path, settings: ListenerSettings | None = None) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        if transport == "rings":
+            listening = await stack.enter_async_context(serving(path, settings))
+            joined = await connect(path, b"a worker")
+        else:
+            listening, address = await stack.enter_async_context(attaching(settings))
+            joined = await connect_remote(address, b"a worker")
+        stack.push_async_callback(joined.connection.close)
+        assert joined.reply == b"welcome, a worker"
+        yield Pair(await listening.connection(), joined.connection, listening)
 
 
 class Peer:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 class GroupCore(Core):
     """Takes a hello "GROUP INDEX PLACES" for what it says."""
 
-    reply = b"welcome"
-
     def on_hello(self, hello: bytes) -> Accepted | Rejected:
         self.hellos.append(hello)
         group, index, places = hello.decode().split()

@@ -1,4 +1,4 @@
-"""A link whose both ends are in this process: frames, streams, closing, failing."""
+"""Links whose both ends are in this process: frames, streams, closing, failing. Over both transports unless it says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,28 +18,22 @@ from tercet_shared.ipc.control import Kind, encode
 from tercet_shared.ipc.errors import FrameTooLargeError, LinkClosedError
 from tercet_shared.ipc.link import CloseKind, CloseReason, FrameLink, Stream
 
-from .conftest import PATIENCE_S, Collector, Core, names_in, serving
+from .conftest import PATIENCE_S, Collector, Pair, linked, names_in, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from tercet_shared.ipc.connection import LinkConnection
 
-
-@dataclass
-class Pair:
-    core: LinkConnection
-    worker: LinkConnection
-    listening: Core
+@pytest.fixture(params=["rings", "grpc"])
+async def pair(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[Pair]:
+    async with linked(request.param, path) as pair:
+        yield pair
 
 
 @pytest.fixture
-async def pair(path: Path) -> AsyncIterator[Pair]:
-    async with serving(path) as listening:
-        joined = await connect(path, b"a worker")
-        assert joined.reply == b"welcome, a worker"
-        yield Pair(await listening.connection(), joined.connection, listening)
-        await joined.connection.close()
+async def ring_pair(path: Path) -> AsyncIterator[Pair]:
+    async with linked("rings", path) as pair:
+        yield pair
 
 
 async def closed(link: FrameLink) -> CloseReason:
@@ -167,45 +160,45 @@ async def test_a_bug_in_a_handler_ends_the_link_and_is_shown(pair: Pair) -> None
         assert isinstance((await shown)["exception"], ZeroDivisionError)
 
 
-async def test_a_corrupt_ring_ends_the_link_on_both_sides(pair: Pair) -> None:
+async def test_a_corrupt_ring_ends_the_link_on_both_sides(ring_pair: Pair) -> None:
     results = Collector()
-    pair.core.on_frames(results)
-    ring = pair.worker._senders[Stream.STEPS]._writer
+    ring_pair.core.on_frames(results)
+    ring = ring_pair.worker._senders[Stream.STEPS]._writer
     ring._memory.data[:16] = bytes(16)
     ring._memory.head = 32
     os.eventfd_write(ring._data[0], 32)
-    reason = await closed(pair.core)
+    reason = await closed(ring_pair.core)
     assert reason.kind is CloseKind.PROTOCOL
     assert "no valid record" in reason.text
-    assert (await closed(pair.worker)).text == reason.text
+    assert (await closed(ring_pair.worker)).text == reason.text
 
 
-async def test_a_ring_found_corrupt_while_sending_ends_the_link(pair: Pair) -> None:
-    ring = pair.core._senders[Stream.STEPS]._writer
+async def test_a_ring_found_corrupt_while_sending_ends_the_link(ring_pair: Pair) -> None:
+    ring = ring_pair.core._senders[Stream.STEPS]._writer
     os.eventfd_write(ring._space[0], 1 << 40)
     for _ in range(5):
-        pair.core.send(bytes(11_000))
+        ring_pair.core.send(bytes(11_000))
     with pytest.raises(LinkClosedError, match="consumed"):
-        pair.core.send(bytes(11_000))
-    assert (await closed(pair.core)).kind is CloseKind.PROTOCOL
+        ring_pair.core.send(bytes(11_000))
+    assert (await closed(ring_pair.core)).kind is CloseKind.PROTOCOL
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [b"GET / HTTP/1.1\r\n\r\n", encode(Kind.HELLO), encode(Kind.HEARTBEAT, b"x"), encode(Kind.GOODBYE, bytes(5000))],
 )
-async def test_nonsense_on_the_open_socket_ends_the_link(pair: Pair, nonsense: bytes) -> None:
-    pair.worker._sock.send(nonsense)
-    assert (await closed(pair.core)).kind is CloseKind.PROTOCOL
-    assert (await closed(pair.worker)).kind is CloseKind.GOODBYE
+async def test_nonsense_on_the_open_socket_ends_the_link(ring_pair: Pair, nonsense: bytes) -> None:
+    ring_pair.worker._sock.send(nonsense)
+    assert (await closed(ring_pair.core)).kind is CloseKind.PROTOCOL
+    assert (await closed(ring_pair.worker)).kind is CloseKind.GOODBYE
 
 
-async def test_control_messages_in_pieces_are_put_together(pair: Pair) -> None:
+async def test_control_messages_in_pieces_are_put_together(ring_pair: Pair) -> None:
     message = encode(Kind.HEARTBEAT) + encode(Kind.GOODBYE, b"in pieces")
     for at in range(len(message)):
-        pair.worker._sock.send(message[at : at + 1])
-        pair.core._on_readable()
-    assert (await closed(pair.core)) == CloseReason(CloseKind.GOODBYE, "in pieces")
+        ring_pair.worker._sock.send(message[at : at + 1])
+        ring_pair.core._on_readable()
+    assert (await closed(ring_pair.core)) == CloseReason(CloseKind.GOODBYE, "in pieces")
 
 
 async def test_a_side_that_did_not_run_does_not_blame_the_peer_for_that_time(pair: Pair) -> None:
@@ -216,22 +209,22 @@ async def test_a_side_that_did_not_run_does_not_blame_the_peer_for_that_time(pai
     assert pair.core.close_reason is None
 
 
-async def test_only_silence_counts_and_what_waits_in_the_socket_is_heard_before_the_verdict(pair: Pair) -> None:
+async def test_only_silence_counts_and_what_waits_in_the_socket_is_heard_before_the_verdict(ring_pair: Pair) -> None:
     for _ in range(5):
-        assert pair.core._timer is not None
-        pair.core._timer.cancel()
-        pair.core._last_tick -= 40.0
-        pair.worker._write(encode(Kind.HEARTBEAT))
-        pair.core._tick()
-        assert pair.core.close_reason is None
+        assert ring_pair.core._timer is not None
+        ring_pair.core._timer.cancel()
+        ring_pair.core._last_tick -= 40.0
+        ring_pair.worker._write(encode(Kind.HEARTBEAT))
+        ring_pair.core._tick()
+        assert ring_pair.core.close_reason is None
     for _ in range(3):
-        assert pair.core.close_reason is None
-        assert pair.core._timer is not None
-        pair.core._timer.cancel()
-        pair.core._last_tick -= 40.0
-        pair.core._tick()
-    assert (await closed(pair.core)).kind is CloseKind.HEARTBEAT_LOST
-    assert (await closed(pair.worker)).kind is CloseKind.GOODBYE
+        assert ring_pair.core.close_reason is None
+        assert ring_pair.core._timer is not None
+        ring_pair.core._timer.cancel()
+        ring_pair.core._last_tick -= 40.0
+        ring_pair.core._tick()
+    assert (await closed(ring_pair.core)).kind is CloseKind.HEARTBEAT_LOST
+    assert (await closed(ring_pair.worker)).kind is CloseKind.GOODBYE
 
 
 def open_files_of_a_child() -> str:
@@ -241,7 +234,7 @@ def open_files_of_a_child() -> str:
     return subprocess.run(arguments, close_fds=False, check=True, capture_output=True, text=True).stdout
 
 
-async def test_a_program_that_either_side_starts_inherits_no_descriptor(pair: Pair) -> None:
+async def test_a_program_that_either_side_starts_inherits_no_descriptor(ring_pair: Pair) -> None:
     shown = open_files_of_a_child()
     assert "/proc/" in shown
     for kind in ("memfd", "eventfd", "socket"):

@@ -61,6 +61,7 @@ class WorkerGate:
         self._arrived = asyncio.Event()
         self._limits: CoreWelcome | None = None  # as agreed with the first worker
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed = ""  # why nobody is let in any more
 
     @property
     def limits(self) -> CoreWelcome:
@@ -92,8 +93,8 @@ class WorkerGate:
 
     def judge(self, frame: bytes) -> Verdict:
         """Answers the hello of a worker, or of a rank of one."""
-        if self._occupied():
-            return Rejected(_OCCUPIED)
+        if self._closed or self._occupied():
+            return Rejected(self._closed or _OCCUPIED)
         hello = decode_hello(frame)
         reason = self._refusal(hello)
         if reason is not None:
@@ -105,8 +106,8 @@ class WorkerGate:
         """Takes over a worker, or a rank of one, whose hello was accepted."""
         hello = decode_hello(frame)
         # Others that were judged before may have been quicker.
-        reason = _OCCUPIED if self._occupied() else self._refusal(hello)
-        if reason is not None:
+        reason = self._closed or (_OCCUPIED if self._occupied() else self._refusal(hello))
+        if reason:
             self._spawn(connection.close(reason))
         elif hello.ranks == 1:
             self._make_way(hello)
@@ -115,7 +116,8 @@ class WorkerGate:
             self._gather(connection, hello)
 
     async def close(self, goodbye: str) -> None:
-        """Ends the link to the worker, if there is one, and those to ranks that wait for others."""
+        """Ends the link to the worker, if there is one, and those to ranks that wait for others. Lets nobody in."""
+        self._closed = goodbye
         if self._link is not None:
             await self._link.close(goodbye)
         if self._gathering is not None:
