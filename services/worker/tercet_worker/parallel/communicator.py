@@ -134,17 +134,19 @@ def _no_peer() -> InternalError:
 class ProcessGroups:
     """Implements `Communicator` with ``torch.distributed``, whose default group (gloo) is set up and has all ranks.
 
+    On GPUs NCCL adds up and gathers. On CPUs ranks send each other what they have: gloo's own collectives hand every
+    call to a thread of theirs, which takes several times as long for the few rows of a decode step. And each rank adds
+    up in the order of ranks, so that a row's sum does not depend on where in a batch it stands.
+
     Args:
         topology: this rank's place.
         device: where the model is.
-        in_order: add up in the order of ranks, whatever the size of a sum is. Otherwise the backend may add a row
-            in another order when it stands elsewhere in a batch. (With two ranks there is only one order.)
     """
 
-    def __init__(self, topology: Topology, device: torch.device, *, in_order: bool) -> None:
+    def __init__(self, topology: Topology, device: torch.device) -> None:
         self.topology = topology
         self._device = device
-        self._in_order = in_order and topology.tensor > 2
+        self._collective = device.type == "cuda"
         self._sends: deque[tuple[Any, torch.Tensor]] = deque()
         backend = "nccl" if device.type == "cuda" else "gloo"
         tensor, stages = topology.tensor, topology.pipeline
@@ -177,11 +179,13 @@ class ProcessGroups:
     def all_reduce_(self, stream: torch.Tensor) -> None:
         """See `Communicator`."""
         with _with_peers("adding up with the other ranks"):
-            if not self._in_order:
+            if self._collective:
                 dist.all_reduce(stream, group=self._stage_group)
                 return
-            parts = self._gather(stream)
-            torch.sum(parts, dim=0, out=stream)
+            first, second, *more = self._gather(stream).unbind()
+            torch.add(first, second, out=stream)
+            for part in more:
+                stream += part
 
     def gather_logits(self, part: torch.Tensor, vocab: Cut) -> torch.Tensor:
         """See `Communicator`."""
@@ -198,7 +202,16 @@ class ProcessGroups:
         if self._gathered.numel() < count:
             self._gathered = torch.empty(count, dtype=part.dtype, device=part.device)
         parts = self._gathered[:count].view(self.topology.tensor, *part.shape)
-        dist.all_gather(list(parts.unbind()), part, group=self._stage_group)
+        if self._collective:
+            dist.all_gather(list(parts.unbind()), part, group=self._stage_group)
+            return parts
+        own, first = self.topology.tp_rank, self.topology.stage * self.topology.tensor
+        others = [place for place in range(self.topology.tensor) if place != own]
+        works = [dist.irecv(parts[place], first + place, group=self._stage_group) for place in others]
+        works += [dist.isend(part, first + place, group=self._stage_group) for place in others]
+        parts[own] = part
+        for work in works:
+            work.wait()
         return parts
 
     def send_stream(self, stream: torch.Tensor) -> None:

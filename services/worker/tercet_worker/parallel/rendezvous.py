@@ -70,7 +70,7 @@ def join_group(meeting: Meeting, topology: Topology, device: torch.device) -> Me
     except RuntimeError as error:  # of torch.distributed, which has no narrower one
         first = str(error).partition("\n")[0]
         raise RendezvousError(f"{LOST_RENDEZVOUS} at {meeting.address}: another rank ended ({first}).") from error
-    return Membership(ProcessGroups(topology, device, in_order=device.type == "cpu"), group)
+    return Membership(ProcessGroups(topology, device), group)
 
 
 def _open_store(meeting: Meeting, deadline: float) -> TCPStore:
