@@ -200,13 +200,15 @@ class RemoteLink:
         loop = asyncio.get_running_loop()
         name = f"link to the {self._peer}"
         tasks = [loop.create_task(self._read(), name=name), loop.create_task(self._write(), name=name)]
+        ended = loop.create_task(self._ending.wait(), name=name)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # A peer that does not read holds up the writer, and one that is quiet the reader.
+            await asyncio.wait({*tasks, ended}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(tasks, timeout=_LINGER_S)
         finally:
-            for task in tasks:
+            for task in (*tasks, ended):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, ended, return_exceptions=True)
             self._end(CloseKind.PEER_DIED, f"the {self._peer} is gone (its connection is broken)")
             for task in tasks:  # a bug in somebody's handler, which has ended the link
                 if not task.cancelled() and (error := task.exception()) is not None:

@@ -19,11 +19,11 @@ from tercet_shared.ipc.connect_remote import connect_remote
 from tercet_shared.ipc.errors import LinkRejectedError, LinkUnavailableError
 from tercet_shared.ipc.link import CloseKind, CloseReason, FrameLink, Stream
 from tercet_shared.ipc.remote_listener import RemoteListener
-from tercet_shared.ipc.settings import HeartbeatSettings
+from tercet_shared.ipc.settings import HeartbeatSettings, ListenerSettings, RingSettings
 from tercet_shared.mtls import mutual_tls
 from tests.fakes.certificates import Authority
 
-from .conftest import PATIENCE_S, Collector, Core, Pair, Peer, attaching, linked, small
+from .conftest import CALM, PATIENCE_S, Collector, Core, Pair, Peer, attaching, linked, small
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -394,3 +394,15 @@ async def test_nothing_is_left_running() -> None:
             await closed(other)
             await other.close()
             assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("link to the ")]
+
+
+async def test_closing_does_not_wait_for_one_who_never_reads() -> None:
+    settings = ListenerSettings(plan=RingSettings(capacity=64 << 20), heartbeat=CALM)  # more than gRPC keeps for a call
+    async with attaching(settings) as (core, address), calling(address) as call:
+        await call.write(opening())
+        link = await core.connection()
+        for _ in range(100):
+            link.send(bytes(500_000))
+        async with asyncio.timeout(PATIENCE_S):
+            await link.close("enough")
+        assert link.close_reason == CloseReason(CloseKind.LOCAL, "enough")
