@@ -161,6 +161,12 @@ class FrontendOptions(BaseModel):
         le=86_400,
         description="Seconds of silence in a stream after which a comment is sent; 0 sends none.",
     )
+    max_event_rate: int = Field(
+        8000,
+        ge=0,
+        description="Events per second that one front end writes before tokens of a stream go together; 0 sends each "
+        "token by itself.",
+    )
     tls_cert: Path | None = Field(None, description="Certificate chain (PEM) for HTTPS; read again when it changes.")
     tls_key: Path | None = Field(None, description="Its private key (PEM, not encrypted).")
     tls_client_ca: Path | None = Field(

@@ -14,10 +14,22 @@ if TYPE_CHECKING:
 _FAST_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 
 
-def default_threads() -> int:
-    """Returns how many threads compute: this process's processors, one left to the others if more than two."""
+_SMALL_WEIGHTS = 48 * 1024 * 1024
+"""Bytes of weights below which a step is so short that what core and front end do for it takes as long."""
+
+
+def default_threads(weight_bytes: int | None = None) -> int:
+    """Returns how many threads compute: all of this process's processors, or all but one, which the others need.
+
+    One is left to them if there are more than two, or if the model is so small that its steps wait for them: then a
+    thread more, of which one is always displaced while the rest waits for it, makes everything slower.
+
+    Args:
+        weight_bytes: of the model; None where they are not known yet.
+    """
     count = len(os.sched_getaffinity(0))
-    return count - 1 if count > 2 else count
+    small = weight_bytes is not None and weight_bytes < _SMALL_WEIGHTS
+    return max(count - 1, 1) if count > 2 or small else count
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

@@ -17,6 +17,7 @@ from tercet_worker.kernels.decode_abi import DecodeOutcome
 from tercet_worker.parallel.communicator import ALONE
 from tercet_worker.parallel.handover import TokenHandover
 from tercet_worker.pending import PendingStep
+from tercet_worker.sampling import Sampled
 from tercet_worker.sampling.logprobs import Scored, Scorer
 from tercet_worker.state.batch import InputBatch, PromptRows, SampleRows
 from tercet_worker.state.checks import PlanLimits, check_plan
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tercet_worker.parallel.communicator import Communicator
     from tercet_worker.program.decode import DecodeSteps
     from tercet_worker.sampling import GrammarSource, Sampler
+    from tercet_worker.sampling.sampler import Scan
     from tercet_worker.state.slots import SlotState
     from tercet_worker.state.transfer import Transfer
 
@@ -56,6 +58,7 @@ class ModelRunner:
             same state; only the last stage of a pipeline samples.
         build: makes the batch of an applied plan; by default as `InputBatch.build` does.
         transfer: sends what a step yields to the host while the device goes on; None where it is there already.
+        best: from hidden states ``[R, H]`` what `Scan` finds in their logits, cheaper than by them.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class ModelRunner:
         communicator: Communicator = ALONE,
         build: Callable[[StepPlan, SlotState], InputBatch] | None = None,
         transfer: Transfer | None = None,
+        best: Scan | None = None,
     ) -> None:
         self.limits = limits
         self._model = model
@@ -83,6 +87,7 @@ class ModelRunner:
         self._handover = TokenHandover(communicator, state)
         self._build = build or partial(InputBatch.build, block_size=limits.block_size)
         self._transfer = transfer
+        self._best = best
 
     @property
     def overlaps(self) -> bool:
@@ -136,7 +141,9 @@ class ModelRunner:
         plan, state = step.plan, self._state
         asks = int(np.bitwise_or.reduce(state.asks[plan.slots]))
         free, gated = batch.samples.split(plan.gated)
-        logits = self._logits(batch, hidden)
+        if self._best is not None and self._take_best(self._best, step, batch, hidden, asks):
+            free = free[:0]
+        logits = self._logits(batch, hidden, len(free) + len(gated))
         self._draw(step, batch.samples, logits, free, asks)
         if asks & PROMPT_LOGPROBS:
             step.prompt_logprobs = self._score_prompts(PromptRows.build(plan, batch, state), hidden)
@@ -159,9 +166,22 @@ class ModelRunner:
         self._state.advance(plan)
         return step
 
-    def _logits(self, batch: InputBatch, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits ``[R, V]`` of the rows that draw."""
-        if not len(batch.samples):
+    def _take_best(self, best: Scan, step: PendingStep, batch: InputBatch, hidden: torch.Tensor, asks: int) -> bool:
+        """Gives all rows that draw the token of their best logit, if that is all they want; returns whether it is."""
+        rows = batch.samples
+        if not len(rows) or len(step.plan.gated) or asks & LOGPROBS:
+            return False
+        if not self._state.sampling.takes_best(rows.slots, rows.positions):
+            return False
+        _, tokens, finite = best(hidden[batch.logits_rows])
+        sampled = Sampled(tokens.masked_fill_(~finite, 0), finite)
+        self._state.write_drawn(rows, sampled.token_ids)
+        step.drawn.append((rows, sampled))
+        return True
+
+    def _logits(self, batch: InputBatch, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+        """Returns the logits ``[R, V]`` of the rows that draw, or none where ``rows``, those without a token, is 0."""
+        if not rows:
             return torch.empty((0, self.limits.vocab_size), device=hidden.device)
         return self._model.logits(hidden[batch.logits_rows])
 

@@ -127,6 +127,7 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         communicator=communicator,
         build=parts.build,
         transfer=parts.transfer,
+        best=parts.best,
     )
     offer = WorkerHello(
         protocol=PROTOCOL_VERSION,

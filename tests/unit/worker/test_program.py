@@ -88,6 +88,7 @@ class World:
             rows = (rows + 1 if "norm" in name else rows).to(dtype)
             for target in (destination, targets[name]):
                 target.store(0, rows)
+        self.head = targets.get("lm_head.weight", targets["model.embed_tokens.weight"])
         spec = spec_of(config, dtype)
         self.eager = EagerModel(eager)
         self.reference = TorchAttention(spec)
@@ -168,6 +169,66 @@ def test_prefill_chunk_and_decode_are_the_same_to_the_bit(
     ]
     cut.append(world.run([(1, 20, 21), (2, 60, 61), (0, 49, 50)])[2:])
     assert torch.equal(torch.cat(cut), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("vocab_size", [15, 203, 2051])  # less than a panel, one piece, several
+def test_the_best_logit_is_that_of_the_logits(
+    isa: Isa, library: KernelLibrary, dtype: torch.dtype, threads: int, vocab_size: int
+) -> None:
+    world = World(library, replace(CONFIG, vocab_size=vocab_size), dtype, isa, threads)
+    for rows in (1, 5, 31, 32, 77):
+        hidden = torch.randn((rows, CONFIG.hidden_size), generator=torch.Generator().manual_seed(rows)).to(dtype)
+        logits = world.compiled.logits(hidden)
+        highest, tokens, finite = world.compiled.best(hidden)
+        assert torch.equal(highest, logits.max(1).values)
+        assert torch.equal(tokens, logits.argmax(1))
+        assert finite.all()
+        # What the calls keep between them is of the call, not of the program.
+        assert torch.equal(world.compiled.logits(hidden), logits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_of_equal_logits_the_first_is_the_best(
+    isa: Isa, library: KernelLibrary, dtype: torch.dtype, threads: int
+) -> None:
+    config = replace(CONFIG, vocab_size=2051, tie_word_embeddings=False)
+    world = World(library, config, dtype, isa, threads)
+    rows = torch.zeros((config.vocab_size, config.hidden_size), dtype=dtype)
+    rows[[300, 301, 1_900]] = 1.0
+    world.head.store(0, rows)
+    hidden = torch.ones((40, config.hidden_size), dtype=dtype)
+    hidden[7] = -1.0  # all but three logits are 0
+    _, tokens, _ = world.compiled.best(hidden)
+    assert tokens.tolist() == [300] * 7 + [0] + [300] * 32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_rows_whose_logits_are_not_all_finite_are_found(
+    isa: Isa, library: KernelLibrary, dtype: torch.dtype, value: float
+) -> None:
+    config = replace(CONFIG, vocab_size=2051, tie_word_embeddings=False)
+    world = World(library, config, dtype, isa)
+    rows = torch.zeros((config.vocab_size, config.hidden_size), dtype=dtype)
+    rows[1_024, 5] = value
+    world.head.store(0, rows)
+    for count in (3, 40):
+        hidden = torch.zeros((count, config.hidden_size), dtype=dtype)
+        assert not world.compiled.best(hidden)[2].any()  # 0 times what is not finite
+        rows[1_024, 5] = 0.0
+        world.head.store(0, rows)
+        hidden[1, 3] = value
+        rows[9, 3] = 1.0
+        world.head.store(0, rows)
+        expected = torch.ones(count, dtype=torch.bool)
+        expected[1] = False
+        assert torch.equal(world.compiled.best(hidden)[2], expected)
+        rows[9, 3] = 0.0
+        rows[1_024, 5] = value
+        world.head.store(0, rows)
 
 
 def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:

@@ -149,6 +149,7 @@ def test_processor_flags(tmp_path: Path) -> None:
 
 
 def test_threads_leave_a_processor_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, expected in ((1, 1), (2, 2), (3, 2), (16, 15)):
+    for count, expected, small in ((1, 1, 1), (2, 2, 1), (3, 2, 2), (16, 15, 15)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, n=count: set(range(n)))
-        assert default_threads() == expected
+        assert default_threads() == default_threads(2**30) == expected
+        assert default_threads(2**20) == small

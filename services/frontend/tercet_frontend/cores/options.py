@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tercet_frontend.cores.pace import Pace
 from tercet_shared.mtls import channel_options, mutual_tls
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class StreamOptions:
         migration_timeout: how long a request that lost its core may wait for another one.
         stall_timeout: how long a core may be without a worker before its requests are moved, if another has the model.
         linger: how long the stream to a core that left the registry is kept while it works and has nothing to do.
+        pace: of all streams of the front end.
         tls: certificates for channels that leave the machine; None connects in plain text.
         tls_arguments: gRPC's channel arguments for them.
     """
@@ -49,6 +51,7 @@ class StreamOptions:
     migration_timeout: float = 30.0
     stall_timeout: float = 3.0
     linger: float = 10.0
+    pace: Pace = field(default_factory=Pace)
     tls: MutualTls | None = None
     tls_arguments: Sequence[tuple[str, str]] = ()
 
@@ -66,6 +69,7 @@ class StreamOptions:
             max_message_bytes=int(settings.max_message_bytes),
             max_attempts=settings.max_attempts,
             migration_timeout=settings.migration_timeout,
+            pace=Pace(settings.max_event_rate),
             tls=mutual_tls(settings),
             tls_arguments=channel_options(settings),
         )

@@ -112,7 +112,7 @@ class CoreStream:
         self._owner = owner
         self._sink = sink
         self._reason = f"The core at {address} is not connected yet."
-        self._table = GenerationTable(self._lost)
+        self._table = GenerationTable(self._lost, options.pace)
         self._outbox = Outbox()
         self._handles = 0
         self._frames = 0

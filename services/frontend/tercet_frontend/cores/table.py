@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from tercet_frontend.cores.frames import FINISH_REASONS, StepColumns, error_of, step_columns, token_logprobs
@@ -13,8 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tercet_frontend.cores.generation import StreamGeneration
+    from tercet_frontend.cores.pace import Pace
     from tercet_proto.v1 import engine_pb2
     from tercet_shared.errors import TercetError
+
+
+_LONGEST_HOLD = 0.02
+"""Seconds for which a token waits for more of its stream."""
 
 
 class GenerationTable:
@@ -22,11 +28,16 @@ class GenerationTable:
 
     Args:
         lost: is given those that this core does not go on with and that another one may, and why.
+        pace: of the front end.
     """
 
-    def __init__(self, lost: Callable[[StreamGeneration, Loss, str], None]) -> None:
+    def __init__(self, lost: Callable[[StreamGeneration, Loss, str], None], pace: Pace) -> None:
         self._by_handle: dict[int, StreamGeneration] = {}
         self._lost = lost
+        self._pace = pace
+        self._held: set[StreamGeneration] = set()  # whose readers have not been woken for their latest tokens
+        self._held_steps = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -42,24 +53,49 @@ class GenerationTable:
     def step(self, step: engine_pb2.Step) -> None:
         """Hands out a step's tokens and ends. Each generation's reader is woken at most once.
 
+        Where the pace is to let tokens go together, only those are woken that have their first token or their end, and
+        the others some steps or milliseconds later.
+
         Raises:
             ProtocolError: the frame is malformed; then nothing of it was used.
         """
         columns = step_columns(step)
         ids = columns.ids
         by_handle = self._by_handle
+        self._pace.count(len(ids), asyncio.get_running_loop().time())
+        hold = self._pace.steps > 1
+        held = self._held
         start = 0
         for handle, attempt, end in zip(columns.handles, columns.attempts, columns.ends, strict=True):
             if end > start:
                 generation = by_handle.get(handle)
                 if generation is not None and generation.attempt == attempt:
+                    if hold and generation.received:
+                        held.add(generation)
+                    else:
+                        generation.wake()
                     generation.received += ids[start:end]
-                    generation.wake()
                 start = end
+        if held:
+            self._held_steps += 1
+            if self._held_steps >= self._pace.steps:
+                self._release()
+            elif self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_LONGEST_HOLD, self._release)
         if columns.logprobs or columns.starts or columns.pooled:
             self._extras(columns)
         if columns.finish_rows:
             self._finish(columns, step)
+
+    def _release(self) -> None:
+        """Wakes the readers of all that was held back."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._held_steps = 0
+        held, self._held = self._held, set()
+        for generation in held:
+            generation.wake()
 
     def _extras(self, columns: StepColumns) -> None:
         """Hands out what comes beside tokens; whoever reads them runs after this."""

@@ -79,6 +79,9 @@ class Call(Structure):
         ("out_stride", c_int64),
         ("rows", c_int32),
         ("section", c_int32),
+        ("highest", c_void_p),
+        ("places", c_void_p),
+        ("finite", c_void_p),
     ]
 
 

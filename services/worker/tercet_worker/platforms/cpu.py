@@ -105,6 +105,10 @@ class CpuPlatform:
     ) -> StepModel:
         """See ``Platform``."""
         self._alone = communicator.topology.ranks == 1
+        if not self._settings.threads:
+            nbytes = sum(destination.nbytes for destination in weights.destinations().values())
+            self.threads = min(self.threads, max(default_threads(nbytes) // self._ranks, 1))
+            torch.set_num_threads(self.threads)
         if self._library is None:
             return EagerModel(weights, communicator)
         return CompiledModel(
@@ -142,5 +146,5 @@ class CpuPlatform:
         """See ``Platform``."""
         # Ranks that compute together have steps of more than one call.
         if self._alone and isinstance(model, CompiledModel) and isinstance(attention, CpuAttention):
-            return StepParts(decode=DecodeSteps(model, attention, state, limits))
+            return StepParts(decode=DecodeSteps(model, attention, state, limits), best=model.best)
         return StepParts()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tercet_worker.parallel.communicator import Communicator
     from tercet_worker.program.decode import DecodeSteps
     from tercet_worker.sampling import SamplerParts
+    from tercet_worker.sampling.sampler import Scan
     from tercet_worker.state.batch import InputBatch
     from tercet_worker.state.checks import PlanLimits
     from tercet_worker.state.slots import HandOver, SlotState
@@ -49,6 +50,7 @@ class StepParts:
     decode: DecodeSteps | None = None
     build: Callable[[StepPlan, SlotState], InputBatch] | None = None
     transfer: Transfer | None = None
+    best: Scan | None = None
 
 
 class Platform(Protocol):

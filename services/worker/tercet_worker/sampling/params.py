@@ -88,6 +88,11 @@ class SamplingTable:
         rows[:, _ASKS] = self._changes.put(new) | np.where(new.temperature > 0, _DRAWS, 0)
         self._table.put(new.slots, rows)
 
+    def takes_best(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int32]) -> bool:
+        """Returns whether all of these rows, as in `batch` and without a grammar, take the token of the best logit."""
+        host = self._table.host
+        return not (host[slots, _ASKS].any() or (positions < host[slots, _MIN_LEN]).any())
+
     def batch(
         self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int32], *, gated: bool = False
     ) -> SamplingBatch:

@@ -73,6 +73,11 @@ DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
     layers.attention = t.attention;
     layers.rows = plan.rows;
     layers.section = 0;
+    bool greedy = true;
+    for (std::int32_t row = 0; row < plan.rows; ++row) {
+        const std::int32_t* sampling = t.sampling + static_cast<std::int64_t>(plan.slots[row]) * t.sampling_stride;
+        greedy = greedy && sampling[t.sampling_asks] == 0 && plan.computed[row] + 1 >= sampling[t.sampling_min_len];
+    }
     TercetCall head{};
     head.in = t.hidden;
     head.in_stride = t.hidden_stride;
@@ -80,14 +85,13 @@ DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
     head.out_stride = static_cast<std::int64_t>(t.vocab_size) * 4;
     head.rows = plan.rows;
     head.section = 1;
-    if (program.run(layers) != ProgramProblem::none || program.run(head) != ProgramProblem::none) return DecodeOutcome::refused;
-    bool greedy = true;
-    for (std::int32_t row = 0; row < plan.rows; ++row) {
-        const std::int32_t* sampling = t.sampling + static_cast<std::int64_t>(plan.slots[row]) * t.sampling_stride;
-        greedy = greedy && sampling[t.sampling_asks] == 0 && plan.computed[row] + 1 >= sampling[t.sampling_min_len];
+    if (greedy) {
+        head.highest = plan.highest;
+        head.places = plan.places;
+        head.finite = plan.finite;
     }
+    if (program.run(layers) != ProgramProblem::none || program.run(head) != ProgramProblem::none) return DecodeOutcome::refused;
     if (!greedy) return DecodeOutcome::computed;
-    program.scan(t.logits, plan.rows, t.vocab_size, plan.highest, plan.places, plan.finite);
     for (std::int32_t row = 0; row < plan.rows; ++row) {
         const std::int64_t slot = plan.slots[row];
         const std::int32_t end = plan.computed[row] + 1;

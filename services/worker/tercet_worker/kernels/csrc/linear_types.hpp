@@ -53,6 +53,13 @@ struct LinearPart {
     std::int32_t row_end;
 };
 
+// The best logit of a row so far.
+struct BestLogit {
+    float highest = -__builtin_huge_valf();
+    float nothing = 0.0f;  // 0 while all logits were finite, then not a number
+    std::int64_t place = 0;
+};
+
 struct StepKernels {
     void (*linear)(const LinearCall&, const LinearPart&);
     // Writes `rows` contiguous rows of K elements, of which the first is output `first` of a part, into a packed matrix of
@@ -72,6 +79,8 @@ struct StepKernels {
     // Of one row of logits: the highest, the first place where it stands, and whether all are finite numbers. Where they are not,
     // the other two mean nothing.
     void (*scan)(const float* logits, std::int32_t size, float* highest, std::int64_t* place, bool* finite);
+    // Goes on with such a scan over a part of the row, of which the first logit is number `first`. Parts come in ascending order.
+    void (*scan_part)(const float* logits, std::int32_t size, std::int64_t first, BestLogit* best);
     // The same three for quantized weights; null with float32. pack writes whole blocks.
     void (*linear_quant)(WeightFormat, const LinearCall&, const LinearPart&);
     void (*pack_quant)(WeightFormat, char* weights, std::int32_t in_features, std::int32_t panels, std::int32_t base,

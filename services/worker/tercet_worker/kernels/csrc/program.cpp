@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <new>
 #include <system_error>
 
@@ -11,6 +12,9 @@ namespace {
 
 // From so many rows on, arithmetic is the limit, and threads take pieces as they come instead of equal shares.
 constexpr std::int32_t kManyRows = 32;
+// Outputs of a piece of which only the best is kept: with a hundred rows they lie in the second-level cache until they are scanned.
+constexpr std::int32_t kBestGroups = 4;
+constexpr std::int32_t kBestOutputs = kBestGroups * kGroupPanels * kPanel;
 
 std::int32_t share(std::int32_t count, std::int32_t thread, std::int32_t team) {
     return static_cast<std::int32_t>(static_cast<std::int64_t>(count) * thread / team);
@@ -50,40 +54,15 @@ ProgramProblem Program::check(const TercetCall& call) const {
 ProgramProblem Program::run(const TercetCall& call) {
     const ProgramProblem found = check(call);
     if (found != ProgramProblem::none) return found;
+    if (call.places != nullptr) reserve_best(call.rows);
     call_ = call;
     begin_ = call.section == 0 ? 0 : sections_[static_cast<std::size_t>(call.section - 1)];
     end_ = sections_[static_cast<std::size_t>(call.section)];
     counters_[begin_ % 3].pieces.reset();
     counters_[begin_ % 3].merges.reset();
     team_.run(&Program::enter, this);
+    if (call.places != nullptr) merge_best();
     return ProgramProblem::none;
-}
-
-void Program::scan(const float* logits, std::int32_t rows, std::int32_t size, float* highest, std::int64_t* places,
-                   std::uint8_t* finite) {
-    struct Scan {
-        const StepKernels* kernels;
-        const float* logits;
-        std::int32_t rows, size, team;
-        float* highest;
-        std::int64_t* places;
-        std::uint8_t* finite;
-
-        static void share_of(void* self, std::int32_t thread) {
-            const Scan& s = *static_cast<const Scan*>(self);
-            for (std::int32_t row = share(s.rows, thread, s.team); row < share(s.rows, thread + 1, s.team); ++row) {
-                bool whole = false;
-                s.kernels->scan(s.logits + static_cast<std::int64_t>(row) * s.size, s.size, s.highest + row, s.places + row, &whole);
-                s.finite[row] = whole ? 1 : 0;
-            }
-        }
-    } work{kernels_, logits, rows, size, team_.size(), highest, places, finite};
-    constexpr std::int32_t kAlone = 1;  // the others would have to be woken for less than it takes
-    if (rows <= kAlone) {
-        work.team = 1;
-        return Scan::share_of(&work, 0);
-    }
-    team_.run(&Scan::share_of, &work);
 }
 
 void Program::enter(void* self, std::int32_t thread) { static_cast<Program*>(self)->execute(thread); }
@@ -152,22 +131,24 @@ void Program::angles(const TercetOp& op, std::int32_t begin, std::int32_t end) c
     }
 }
 
+void Program::multiply(const TercetOp& op, const LinearCall& call, const LinearPart& part) const {
+    if (op.format == 0) return kernels_->linear(call, part);
+    kernels_->linear_quant(static_cast<WeightFormat>(op.format), call, part);
+}
+
 void Program::run_linear(const TercetOp& op, std::int32_t thread, Counters& counters) {
+    if (call_.places != nullptr && op.out == call_.out) return run_best(op, thread, counters);
     const LinearCall call{static_cast<const char*>(op.weight), static_cast<const float*>(op.aux),
                           static_cast<const char*>(op.in),     static_cast<char*>(op.out),
                           op.in_stride,                        op.out_stride,
                           op.in_features,                      op.out_features,
                           op.panels,                           static_cast<Epilogue>(op.epilogue)};
-    const auto multiply = [&](const LinearPart& part) {
-        if (op.format == 0) return kernels_->linear(call, part);
-        kernels_->linear_quant(static_cast<WeightFormat>(op.format), call, part);
-    };
     if (call_.rows < kManyRows || team_.size() == 1) {
         // Pairs of panels: gate and up belong together, and two panels share the cost of spreading a value.
         const std::int32_t pairs = ceil_div(op.panels, 2);
         const LinearPart part{2 * share(pairs, thread, team_.size()),
                               std::min(op.panels, 2 * share(pairs, thread + 1, team_.size())), 0, call_.rows};
-        if (part.panel_begin < part.panel_end) multiply(part);
+        if (part.panel_begin < part.panel_end) multiply(op, call, part);
         return;
     }
     const std::int32_t groups = ceil_div(op.panels, kGroupPanels);
@@ -177,9 +158,77 @@ void Program::run_linear(const TercetOp& op, std::int32_t thread, Counters& coun
     for (std::int32_t piece = counters.pieces.take(); piece < groups * blocks; piece = counters.pieces.take()) {
         const std::int32_t group = piece / blocks;
         const std::int32_t block = piece % blocks;
-        multiply(LinearPart{group * kGroupPanels, std::min(op.panels, (group + 1) * kGroupPanels),
-                                          unit * share(units, block, blocks),
-                                          std::min(call_.rows, unit * share(units, block + 1, blocks))});
+        multiply(op, call,
+                 LinearPart{group * kGroupPanels, std::min(op.panels, (group + 1) * kGroupPanels), unit * share(units, block, blocks),
+                            std::min(call_.rows, unit * share(units, block + 1, blocks))});
+    }
+}
+
+void Program::reserve_best(std::int32_t rows) {
+    const auto size = static_cast<std::size_t>(rows);
+    found_.resize(static_cast<std::size_t>(team_.size()));
+    for (Found& found : found_) {
+        found.best.assign(size, BestLogit{});
+        if (found.values.size() < size * kBestOutputs) found.values.resize(size * kBestOutputs);
+    }
+}
+
+// A product of which only the best of each row is kept. Values are those of run_linear to the bit: the same kernels compute them, into
+// a buffer that stays in a cache.
+void Program::run_best(const TercetOp& op, std::int32_t thread, Counters& counters) {
+    Found& found = found_[static_cast<std::size_t>(thread)];
+    LinearCall call{static_cast<const char*>(op.weight), static_cast<const float*>(op.aux),
+                    static_cast<const char*>(op.in),     nullptr,
+                    op.in_stride,                        kBestOutputs * 4,
+                    op.in_features,                      op.out_features,
+                    op.panels,                           Epilogue::store_float};
+    const std::int32_t unit = kernels_->row_unit;
+    const std::int32_t units = ceil_div(call_.rows, unit);
+    const std::int32_t blocks = call_.rows < kManyRows ? 1 : ceil_div(call_.rows, kernels_->piece_rows);
+    const auto take = [&](std::int32_t piece) {
+        const std::int32_t panel_begin = piece * kBestGroups * kGroupPanels;
+        const std::int32_t panel_end = std::min(op.panels, panel_begin + kBestGroups * kGroupPanels);
+        const std::int32_t first = panel_begin * kPanel;
+        const std::int32_t count = std::min(op.out_features, panel_end * kPanel) - first;
+        // The kernels count columns from the first of the matrix.
+        call.y = reinterpret_cast<char*>(reinterpret_cast<std::uintptr_t>(found.values.data()) -
+                                         static_cast<std::uintptr_t>(first) * 4);
+        for (std::int32_t block = 0; block < blocks; ++block) {
+            multiply(op, call,
+                     LinearPart{panel_begin, panel_end, unit * share(units, block, blocks),
+                                std::min(call_.rows, unit * share(units, block + 1, blocks))});
+        }
+        for (std::int32_t row = 0; row < call_.rows; ++row) {
+            const auto at = static_cast<std::size_t>(row);
+            kernels_->scan_part(found.values.data() + at * kBestOutputs, count, first, &found.best[at]);
+        }
+    };
+    const std::int32_t pieces = ceil_div(op.panels, kBestGroups * kGroupPanels);
+    if (call_.rows < kManyRows || team_.size() == 1) {
+        // Weights are the limit: each thread reads one stretch of them.
+        const std::int32_t end = share(pieces, thread + 1, team_.size());
+        for (std::int32_t piece = share(pieces, thread, team_.size()); piece < end; ++piece) take(piece);
+        return;
+    }
+    for (std::int32_t piece = counters.pieces.take(); piece < pieces; piece = counters.pieces.take()) take(piece);
+}
+
+void Program::merge_best() {
+    for (std::int32_t row = 0; row < call_.rows; ++row) {
+        const auto at = static_cast<std::size_t>(row);
+        BestLogit best;
+        bool finite = true;
+        for (const Found& found : found_) {
+            const BestLogit& other = found.best[at];
+            finite = finite && other.nothing == 0.0f;
+            if (other.highest > best.highest || (other.highest == best.highest && other.place < best.place)) {
+                best.highest = other.highest;
+                best.place = other.place;
+            }
+        }
+        call_.highest[row] = best.highest;
+        call_.places[row] = best.place;
+        call_.finite[row] = finite ? 1 : 0;
     }
 }
 
@@ -262,7 +311,11 @@ std::int32_t tercet_program_end_section(void* program) {
 }
 
 std::int32_t tercet_program_run(void* program, const TercetCall* call) {
-    return static_cast<std::int32_t>(static_cast<Program*>(program)->run(*call));
+    try {
+        return static_cast<std::int32_t>(static_cast<Program*>(program)->run(*call));
+    } catch (const std::bad_alloc&) {
+        return static_cast<std::int32_t>(ProgramProblem::memory);
+    }
 }
 
 // `ns` has one element per operation, and stays valid until it is replaced by another or by null.

@@ -48,6 +48,11 @@ struct TercetCall {
     std::int64_t out_stride;
     std::int32_t rows;
     std::int32_t section;
+    // Where `places` is given, the product that would be written to `out` is not kept: only, of each row, the highest value, the first
+    // place where it stands, and whether all are finite numbers (where not, the other two mean nothing).
+    float* highest;
+    std::int64_t* places;
+    std::uint8_t* finite;
 };
 }
 
@@ -79,11 +84,8 @@ class Program {
     // Ends the section that has been added to.
     void end_section() { sections_.push_back(ops_.size()); }
 
+    // Throws std::bad_alloc where only the best is to be kept.
     ProgramProblem run(const TercetCall& call);
-
-    // Of each row of logits [rows][size]: see StepKernels::scan.
-    void scan(const float* logits, std::int32_t rows, std::int32_t size, float* highest, std::int64_t* places,
-              std::uint8_t* finite);
 
     // Nanoseconds that each operation took in the last run of its section, on the first thread; null to stop measuring.
     void profile(std::int64_t* ns) { profile_ = ns; }
@@ -105,6 +107,10 @@ class Program {
     void execute(std::int32_t thread);
     void run_op(const TercetOp& op, std::int32_t thread, Counters& counters);
     void run_linear(const TercetOp& op, std::int32_t thread, Counters& counters);
+    void run_best(const TercetOp& op, std::int32_t thread, Counters& counters);
+    void multiply(const TercetOp& op, const LinearCall& call, const LinearPart& part) const;
+    void reserve_best(std::int32_t rows);
+    void merge_best();
     void run_attention(const TercetOp& op, std::int32_t thread, Counters& counters);
     void angles(const TercetOp& op, std::int32_t begin, std::int32_t end) const;
     ProgramProblem check(const TercetCall& call) const;
@@ -118,6 +124,13 @@ class Program {
     // last but one are out of use.
     Counters counters_[3];
     std::int64_t* profile_ = nullptr;
+
+    // Of a call that keeps only the best of each row: what each thread found, and where it puts the values of a piece.
+    struct alignas(128) Found {
+        std::vector<BestLogit> best;  // [rows]
+        std::vector<float> values;    // [rows][kBestOutputs]
+    };
+    std::vector<Found> found_;
 
     // Of the running call.
     TercetCall call_{};

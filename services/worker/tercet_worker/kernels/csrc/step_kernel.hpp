@@ -166,16 +166,44 @@ static void scan(const float* logits, std::int32_t size, float* highest, std::in
     }
 }
 
+static void scan_part(const float* logits, std::int32_t size, std::int64_t first, BestLogit* best) {
+    F16 lanes[2] = {splat16(kNegInf), splat16(kNegInf)};
+    F16 nothing{};
+    int i = 0;
+    for (; i + 2 * kPanel <= size; i += 2 * kPanel) {
+        for (int part = 0; part < 2; ++part) {
+            const F16 x = load16(logits + i + part * kPanel);
+            lanes[part] = max16(lanes[part], x);
+            for (int p = 0; p < kParts; ++p) nothing.part[p] += x.part[p] - x.part[p];
+        }
+    }
+    float highest = horizontal_max(max16(lanes[0], lanes[1]));
+    float rest = horizontal_sum(nothing);
+    for (; i < size; ++i) {
+        highest = logits[i] > highest ? logits[i] : highest;
+        rest += logits[i] - logits[i];
+    }
+    best->nothing += rest;
+    if (!(highest > best->highest)) return;
+    best->highest = highest;
+    for (i = 0; i < size; ++i) {
+        if (logits[i] == highest) {
+            best->place = first + i;
+            return;
+        }
+    }
+}
+
 TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
     static const StepKernels kFloat32{
-        linear<Float32Linear>, pack<Float32Linear>, gather<Float32Linear>, norm<Float32Linear>, rotate<Float32Linear>, scan,
+        linear<Float32Linear>, pack<Float32Linear>, gather<Float32Linear>, norm<Float32Linear>, rotate<Float32Linear>, scan, scan_part,
         nullptr,               nullptr,             nullptr,               1,                   48};
     static const StepKernels kBFloat16{
 #if defined(__AMX_BF16__)
-        linear_amx,   pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan,
+        linear_amx,   pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
         linear_quant, pack_quant,           gather_quant,           32,                   64};
 #else
-        linear<BFloat16Linear>, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan,
+        linear<BFloat16Linear>, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
         linear_quant,           pack_quant,           gather_quant,           1,                    48};
 #endif
     return dtype == Dtype::float32 ? &kFloat32 : &kBFloat16;
