@@ -34,7 +34,6 @@ import json
 import random
 import re
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -48,6 +47,7 @@ import httpx
 import uvloop
 
 from tests.bench.chaos import PROMPTS
+from tests.fakes.ports import free_port
 from tests.fakes.redis_server import RedisServer, server_binary
 
 CORES = 3
@@ -303,14 +303,6 @@ class Fleet:
         for service in self.services:
             await service.kill()
         await self.redis.stop()
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # ---------------------------------------------------------------------------------------------------- clients

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.deploy.compose_file import DOCKER, compose, image_of
+from tests.fakes.ports import free_port
 from tests.fakes.redis_server import server_binary
 
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ TIMEOUT_S = 180.0
 """Far more than a start takes, also on a loaded machine."""
 
 BIN = Path(sys.executable).parent
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.bench.fleet import NAME, Ask, Fleet, Service, ask, free_port
+from tests.bench.fleet import NAME, Ask, Fleet, Service, ask
 from tests.fakes.checkpoints import write_tiny_llama
+from tests.fakes.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

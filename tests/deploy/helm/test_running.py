@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +17,12 @@ from tests.deploy.helm.kubelet import ADDRESS, Kubelet
 from tests.deploy.helm.rendering import ROOT, all_containers, case, of_kind, pods, render
 from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.checkpoints import write_tiny_llama
+from tests.fakes.ports import free_ports
 from tests.fakes.redis_server import redis_server
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((ADDRESS, 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 def values(**more: Any) -> dict[str, Any]:
-    http, front_metrics, engine, core_metrics, worker_metrics, redis = free_ports(6)
+    http, front_metrics, engine, core_metrics, worker_metrics, redis = free_ports(6, ADDRESS)
     small = {"dtype": "float32", "kvCacheMemory": "32MiB", "maxNumSeqs": 8, "threads": 1, "grace": 10}
     return {
         "models": {

@@ -17,7 +17,7 @@ from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.ports import free_port
 from tests.integration.core.conftest import StartCore
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 def files(certificate: Certificate, issuers: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator
@@ -13,16 +12,10 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from tests.fakes.certificates import Authority
+from tests.fakes.ports import free_port
 from tests.fakes.redis_server import server_binary
 
 TIMEOUT = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

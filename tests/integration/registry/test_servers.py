@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from tercet_shared.registry.client import close_client, redis_client
 from tercet_shared.registry.interface import RouteRecord
+from tests.fakes.ports import free_port
 from tests.integration.registry import servers
 from tests.integration.registry.conftest import KEYS, Core, found, joined, record, until, watching
 
@@ -73,7 +74,7 @@ async def test_rights_that_the_documentation_names() -> None:
 
 @pytest.mark.parametrize("kind", ["redis+sentinel", "redis+cluster", "redis"])
 async def test_a_server_that_is_not_there_is_a_failure_like_others(kind: str) -> None:
-    url = f"{kind}://127.0.0.1:{servers.free_port()}" + ("/service" if "sentinel" in kind else "")
+    url = f"{kind}://127.0.0.1:{free_port()}" + ("/service" if "sentinel" in kind else "")
     core = Core(record("a"))
     working: AbstractAsyncContextManager[object] = joined(url, core)
     async with watching(url) as view, working as member:

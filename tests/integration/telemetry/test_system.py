@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.fakes.checkpoints import write_tiny_llama
 from tests.fakes.otlp import Collector, Span
+from tests.fakes.ports import free_ports
 
 SERVICES = ("tercet-frontend", "tercet-core", "tercet-worker")
 READY_S = 120.0
@@ -66,26 +66,12 @@ class System:
             return found
 
 
-def free_ports(count: int) -> int:
-    """Returns the first of so many ports in a row that nobody uses."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            first: int = probe.getsockname()[1]
-        try:
-            taken = [socket.create_server(("127.0.0.1", first + i)) for i in range(count)]
-        except OSError:
-            continue
-        for each in taken:
-            each.close()
-        return first
-
-
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     model = tmp_path_factory.mktemp("model") / "tiny"
     model.mkdir()
     write_tiny_llama(model)
-    first = free_ports(3)
+    first = free_ports(3)[0]
     with Collector() as collector, tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as runs:
         command = [sys.executable, "-m", "tercet_shared.cli", "serve", "--port=0", f"--run-dir={runs}"]
         command += ["--dtype=float32", "--served-model-name=tiny"]
@@ -109,7 +95,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             finally:
                 if process.poll() is None:
                     process.send_signal(signal.SIGINT)
-                process.wait(30)
+                process.wait(60)
                 if process.stdout is not None:
                     process.stdout.close()
 
