@@ -71,7 +71,7 @@ async def answer(client: httpx.AsyncClient, tokens: int, begun: asyncio.Event | 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_chat_is_answered_through_the_proxy(fleet: ComposeFleet) -> None:
-    async with httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=30) as client:
+    async with httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=120) as client:
         models = (await client.get("/v1/models")).json()["data"]
         assert [model["id"] for model in models] == [MODEL]
         text, reason = await answer(client, 16)
@@ -84,7 +84,7 @@ async def test_the_services_export_what_dashboards_and_alerts_are_checked_agains
     """`exported` describes instruments; this is what Prometheus really gets, after a chat."""
     expected = exported()
     found: dict[str, str] = {}
-    async with httpx.AsyncClient(timeout=30, headers={"Accept": "application/openmetrics-text"}) as client:
+    async with httpx.AsyncClient(timeout=120, headers={"Accept": "application/openmetrics-text"}) as client:
         for name in ("frontend-1", "frontend-2", "core-1", "worker-1"):
             job = f"tercet-{name.partition('-')[0]}"
             text = (await client.get(f"{fleet.url(name, 9100)}/metrics")).text
@@ -123,7 +123,7 @@ async def test_a_front_end_that_is_stopped_loses_no_stream_and_no_request(fleet:
 async def test_without_a_front_end_the_proxy_says_so_in_the_shape_of_errors(fleet: ComposeFleet) -> None:
     left = [name for name in fleet.running if name.startswith("frontend")]
     assert set(await asyncio.gather(*(fleet.stop(name) for name in left))) == {0}
-    async with httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=30) as client:
+    async with httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=120) as client:
         response = await client.post("/v1/chat/completions", json=chat(1))
     assert response.status_code == 503
     assert response.headers["Retry-After"]

@@ -228,7 +228,7 @@ def test_core_and_worker_meet_in_their_images(scratch: Path) -> None:
         for process in processes:
             process.send_signal(signal.SIGTERM)
         for process in processes:
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)
 
 
 def test_steps_can_be_read_without_running_them() -> None:

@@ -57,7 +57,7 @@ class Serving:
     def stop(self, number: int = signal.SIGINT) -> int:
         """Sends a signal and returns the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(READY_S)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def serve(model: Path | str, *flags: str) -> Iterator[Serving]:
         finally:
             if process.poll() is None:
                 process.terminate()
-            process.wait(30)
+            process.wait(READY_S)
             assert process.stdout is not None
             process.stdout.close()
 

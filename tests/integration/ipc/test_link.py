@@ -242,7 +242,6 @@ async def test_a_program_that_either_side_starts_inherits_no_descriptor(ring_pai
 
 
 async def test_nothing_is_left_behind(path: Path, descriptors: Callable[[], int]) -> None:
-    shared_memory = names_in(Path("/dev/shm"))
     before = descriptors()
     for _ in range(3):
         async with serving(path) as listening:
@@ -252,7 +251,7 @@ async def test_nothing_is_left_behind(path: Path, descriptors: Callable[[], int]
             worker.on_frames(Collector())
             for _ in range(20):
                 core.send(bytes(10_000))
-            assert names_in(Path("/dev/shm")) == shared_memory
+            assert "/dev/shm/" not in Path("/proc/self/maps").read_text()  # memory that has no name needs no removal
             await worker.close()
             await closed(core)
         assert names_in(path.parent) == []

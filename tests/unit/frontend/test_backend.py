@@ -24,7 +24,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def _error(*arguments: str) -> TercetError:
     with pytest.raises(TercetError) as caught:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await run_backend(
                 parse(FrontendSettings, list(arguments)), LogReporter(), Admission(), asyncio.Event(), "front end"
             )

@@ -96,7 +96,7 @@ def said(events: Sequence[Event]) -> str:
 
 async def collect(choices: Choices) -> list[str]:
     texts = [""] * len(choices.all)
-    async with asyncio.timeout(20), choices:
+    async with asyncio.timeout(60), choices:
         while choices.running:
             for choice, tokens in await choices.next():
                 texts[choice.index] += said(choice.take(tokens))

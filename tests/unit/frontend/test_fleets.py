@@ -71,7 +71,7 @@ async def test_both_kinds_of_cores_are_there() -> None:
     assert await fleet.find_route("r") == ROUTE
     assert not fleet.healthy
     run = asyncio.create_task(fleet.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await registry.running.wait()
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)

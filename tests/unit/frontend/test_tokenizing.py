@@ -32,7 +32,7 @@ class _Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self.threads.append(threading.current_thread())
-        assert self.release.wait(20)
+        assert self.release.wait(60)
         return ([1] if add_special_tokens else []) + [ord(character) for character in text]
 
 

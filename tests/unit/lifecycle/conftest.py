@@ -55,7 +55,7 @@ class Screen:
 
     async def shows(self, text: str) -> str:
         """Waits until a line contains ``text`` and returns it."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 self._changed.clear()
                 for line in self.lines:

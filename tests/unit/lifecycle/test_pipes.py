@@ -15,11 +15,11 @@ async def test_lines_come_as_they_are_written_and_an_unfinished_one_at_the_end()
     reader = LineReader(read, lines.put_nowait)
     reader.open()
     os.write(write, b"one\ntw")
-    assert await asyncio.wait_for(lines.get(), 5) == b"one"
+    assert await asyncio.wait_for(lines.get(), 60) == b"one"
     os.write(write, b"o\nthree")
-    assert await asyncio.wait_for(lines.get(), 5) == b"two"
+    assert await asyncio.wait_for(lines.get(), 60) == b"two"
     os.close(write)
-    assert await asyncio.wait_for(lines.get(), 5) == b"three"
+    assert await asyncio.wait_for(lines.get(), 60) == b"three"
     reader.close()  # the end closed it already
 
 

@@ -47,7 +47,7 @@ class Run:
 
     async def until(self, what: str, count: int = 1) -> None:
         """Waits until ``what`` was noted ``count`` times."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.noted(what)) < count:
                 self._changed.clear()
                 await self._changed.wait()
@@ -70,7 +70,7 @@ class Run:
 
     async def announced(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             line = await process.stdout.readline()
         if b"Tercet listens" not in line:
             assert process.stderr is not None
@@ -105,7 +105,7 @@ async def test_a_signal_stops_all_in_order_and_leaves_nothing(run: Run, number: 
         ]  # fmt: skip
         assert next(run.base.iterdir()).stat().st_mode & 0o777 == 0o700
         process.send_signal(number)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     assert run.noted("end") == ORDER
     assert run.left() == []
 
@@ -118,7 +118,7 @@ async def test_the_second_interrupt_kills_at_once(run: Run) -> None:
         await run.until("term")
         process.send_signal(signal.SIGINT)
         await ended(front)
-        assert await asyncio.wait_for(process.wait(), 20) == 130
+        assert await asyncio.wait_for(process.wait(), 60) == 130
     assert run.noted("end") == []
     assert run.left() == []
 
@@ -137,7 +137,7 @@ async def test_a_killed_supervisor_leaves_no_process_and_no_file(run: Run) -> No
         process.kill()
         await process.wait()
         assert process.stdout is not None
-        await asyncio.wait_for(process.stdout.read(), 20)  # nobody else holds it
+        await asyncio.wait_for(process.stdout.read(), 60)  # nobody else holds it
         for pidfd in pidfds:
             await ended(pidfd)
     assert run.left() == []
@@ -168,7 +168,7 @@ async def test_a_stop_takes_the_janitor_along(run: Run) -> None:
         await run.announced(process)
         janitor = janitor_of(process.pid).pid
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     assert not runs(janitor)
     assert run.left() == []
 
@@ -193,7 +193,7 @@ async def test_the_next_start_removes_what_a_killed_janitor_has_left(run: Run) -
 
 async def test_a_failure_is_the_last_line_and_exit_code_1(run: Run) -> None:
     async with run.started("worker=--fatal 'The checkpoint is truncated.'") as process:
-        out, err = await asyncio.wait_for(process.communicate(), 30)
+        out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1
     assert out == b""
     assert err.decode().splitlines()[-1] == "error: The checkpoint is truncated."
@@ -205,7 +205,7 @@ async def test_a_port_in_use_ends_before_anything_starts(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with run.started(port=port) as process:
-            _, err = await asyncio.wait_for(process.communicate(), 30)
+            _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1
     assert err.decode().splitlines() == [
         f"error: Port {port} on 127.0.0.1 is in use by another program; choose another with --port."
@@ -225,7 +225,7 @@ async def test_broken_outputs_do_not_end_it(run: Run) -> None:
     os.close(read)  # nobody reads, from the first line on
     await run.until("start", 3)
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), 60) == 0
     assert run.left() == []
 
 
@@ -245,6 +245,6 @@ async def test_a_stuck_terminal_does_not_hold_up_the_stop(run: Run) -> None:
     os.close(write)
     await run.until("start", 3)
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), 60) == 0
     os.close(read)
     assert run.left() == []

@@ -97,7 +97,7 @@ async def test_insisting_kills_at_once(stage: Make) -> None:
     await s.screen.shows("Tercet listens")
     s.stop.asked.set()
     s.stop.insisted.set()
-    assert (await asyncio.wait_for(run, 20)).code == 130
+    assert (await asyncio.wait_for(run, 60)).code == 130
 
 
 async def test_a_stop_while_starting_ends_everything(stage: Make) -> None:
@@ -131,7 +131,7 @@ WORKER = {"worker": RestartPolicy(most=2, delay_s=0.01)}
 
 async def restarted(s: Stage, count: int) -> int:
     """Waits until the worker was started again so many times and returns its process id."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while sum("The worker is ready again." in line for line in s.screen.lines) < count:
             await s.screen.change()
     return s.pids()["worker"]

@@ -76,7 +76,7 @@ def test_a_stuck_view_drops_lines_counts_them_and_never_blocks(monkeypatch: pyte
     terminal = Terminal(io.StringIO(), err, view)
     terminal.start()
     terminal.say("0")
-    assert entered.wait(5)
+    assert entered.wait(60)
     for number in range(1, 10):
         terminal.say(str(number))
     assert not terminal.close(0.01)

@@ -111,7 +111,7 @@ async def test_a_slot_that_begins_again_has_another_span() -> None:
 async def test_a_quiet_slot_ends_with_its_last_step() -> None:
     worker = Worker(quiet_s=0.05)
     worker.step(plan(1, [4], begins([4], FIRST)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (found := worker.spans("tercet.worker.request")):  # noqa: ASYNC110  # ends by a timer
             await asyncio.sleep(0.01)
     assert found[0].end_time is not None

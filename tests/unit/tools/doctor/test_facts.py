@@ -151,7 +151,7 @@ def redis(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield server.getsockname()[1], read
-        thread.join(20)
+        thread.join(60)
 
 
 def test_redis_that_answers() -> None:
