@@ -3,6 +3,8 @@
 One run over everything would find torch for the core because the worker needs it. Here an empty stub takes the place of
 torch and of the other services, so that whatever is used of them is an error. (An import that is not used is found by
 the linter and the import contracts.)
+
+The worker is checked beside the others, which go one after another and share what was found of the libraries.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVICES = ("tercet_frontend", "tercet_core", "tercet_worker")
-PACKAGES = ("tercet_shared", "tercet_tools", *SERVICES)
+LANES = (("tercet_worker",), ("tercet_shared", "tercet_tools", "tercet_frontend", "tercet_core"))
+"""Packages that are checked one after another, with one cache; the lanes run at the same time."""
 
 
 def forbidden(package: str) -> list[str]:
@@ -24,8 +28,8 @@ def forbidden(package: str) -> list[str]:
     return others if package == "tercet_worker" else [*others, "torch"]
 
 
-def check(package: str, root: Path = ROOT, paths: tuple[Path, ...] = ()) -> int:
-    """Runs the checker over ``package`` and returns its exit status.
+def check(package: str, root: Path = ROOT, paths: tuple[Path, ...] = ()) -> tuple[int, str]:
+    """Runs the checker over ``package`` and returns its exit status and what it says.
 
     Args:
         package: import name.
@@ -38,18 +42,28 @@ def check(package: str, root: Path = ROOT, paths: tuple[Path, ...] = ()) -> int:
             stub.parent.mkdir()
             stub.touch()
         env = os.environ | {"MYPYPATH": os.pathsep.join(map(str, (stubs, *paths)))}
-        cache = ROOT / ".mypy_cache" / package
+        cache = ROOT / ".mypy_cache" / ("with-torch" if package == "tercet_worker" else "without-torch")
         command = [sys.executable, "-m", "mypy", f"--cache-dir={cache}", "--no-error-summary", "-p", package]
-        return subprocess.run(command, check=False, cwd=root, env=env).returncode
+        done = subprocess.run(
+            command, check=False, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return done.returncode, done.stdout
+
+
+def check_all(packages: tuple[str, ...]) -> bool:
+    """Checks packages one after another, says what was found, and returns whether all is well."""
+    well = True
+    for package in packages:
+        status, said = check(package)
+        print(f"mypy -p {package}\n{said}", end="", flush=True)  # in one piece, since lanes print at the same time
+        well &= status == 0
+    return well
 
 
 def main() -> int:
     """Returns 1 if any run found an error."""
-    failed = False
-    for package in PACKAGES:
-        print(f"mypy -p {package}", flush=True)
-        failed |= check(package) != 0
-    return int(failed)
+    with ThreadPoolExecutor(len(LANES)) as pool:
+        return int(not all(list(pool.map(check_all, LANES))))
 
 
 if __name__ == "__main__":
