@@ -6,6 +6,7 @@
 #                https://pytorch.org/get-started/locally/ names them
 #   MODEL, PORT  what `make serve` serves (a small model that it fetches), and where (8000)
 #   ARGS         further flags: of `tercet serve` for serve, of pytest for test, of the load generator for bench-serve
+#   JOBS         processes that test at the same time (2); 0 is one that a debugger can be used with
 #   DURATION     seconds for which `make chaos` breaks things (120), and `make soak` asks (1200)
 #   EXAMPLES     how many times as much as the tests `make fuzz` sends (50)
 #   URL, PEER    bench-serve: measure this server instead of starting one; measure this one too, and print ratios
@@ -16,6 +17,7 @@ TORCH_INDEX ?=
 MODEL ?=
 PORT ?= 8000
 ARGS ?=
+JOBS ?= 2
 DURATION ?=
 EXAMPLES ?= 50
 URL ?=
@@ -51,7 +53,7 @@ serve: $(STAMPS)/services $(STAMPS)/kernels $(if $(MODEL),,$(STAMPS)/model)  ## 
 	exec $(BIN)/tercet serve --port=$(PORT) $$name $(ARGS) "$$model"
 
 test: $(STAMPS)/dev $(STAMPS)/kernels $(STAMPS)/model  ## runs all tests (ARGS= goes to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(JOBS) $(ARGS)
 
 sanitize: $(STAMPS)/dev  ## runs the kernels under the address and undefined-behaviour sanitizers
 	TERCET_KERNEL_SANITIZE=1 $(BIN)/python -m pytest tests/unit/worker/test_attention_sanitized.py tests/unit/worker/test_program_sanitized.py
