@@ -474,12 +474,12 @@ class WorkerSettings(_Settings, Common, ModelChoice, LimitOptions, WorkerOptions
   tercet worker --dtype float32 --threads 8 --kv-cache-memory 4GiB ./model.gguf
   tercet worker --tensor-parallel-size 2 ./checkpoint
   tercet worker --tensor-parallel-size 8 --pipeline-parallel-size 2 --nodes 2 --node-rank 1 \\
-    --rendezvous 10.0.0.1:8200 --core-address 10.0.0.1:8101 ./checkpoint
+    --rendezvous 10.0.0.1:8200 --core-address 10.0.0.1:8100 ./checkpoint
 """
 
     link: Path = Field(Path("run/worker.sock"), description="Unix socket of the core.")
     core_address: str | None = Field(
-        None, description="Address of the core's port for workers on other hosts, as host:port, instead of --link."
+        None, description="Address of a core on another host (its --listen), as host:port, instead of --link."
     )
     nodes: int = Field(
         1, ge=1, le=1024, description="Hosts that the ranks are divided among evenly, in their order; one command each."

@@ -24,7 +24,7 @@ class Host:
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.meeting = Meeting("127.0.0.1", self.listener.getsockname()[1], None, 1, 1.0, "g")
+        self.meeting = Meeting("127.0.0.1", self.listener.getsockname()[1], None, 1, 3.0, "g")
         self.threads = ThreadPoolExecutor(4)
 
     def join(self, topology: Topology, **changes: object) -> Future[Membership]:
@@ -53,14 +53,14 @@ def test_ranks_that_do_not_come_are_named(host: Host) -> None:
     message = error_of(first).message
     assert isinstance(error_of(first), RendezvousError)
     assert message == (
-        f"2 of 4 ranks did not come to the rendezvous at {host.meeting.address} within 1 s: 1, 3 (of host 0, 1)."
+        f"2 of 4 ranks did not come to the rendezvous at {host.meeting.address} within 3 s: 1, 3 (of host 0, 1)."
     )
     assert "rendezvous" in error_of(third).message
 
 
 def test_a_group_of_another_shape_is_told_so_and_so_are_those_who_wait(host: Host) -> None:
     first = host.join(Topology(2, 1, 0))
-    other = host.join(Topology(1, 2, 1), timeout_s=10)
+    other = host.join(Topology(1, 2, 1), timeout_s=30)
     errors = {type(error_of(future)): error_of(future).message for future in (first, other)}
     (refused,) = [message for kind, message in errors.items() if kind is ConfigurationError]
     (waited,) = [message for kind, message in errors.items() if kind is RendezvousError]
@@ -71,7 +71,7 @@ def test_a_group_of_another_shape_is_told_so_and_so_are_those_who_wait(host: Hos
 
 def test_two_hosts_of_one_number(host: Host) -> None:
     host.join(Topology(3, 1, 0))
-    twins = [host.join(Topology(3, 1, 1), timeout_s=10) for _ in range(2)]
+    twins = [host.join(Topology(3, 1, 1), timeout_s=30) for _ in range(2)]
     messages = [error_of(twin).message for twin in twins]
     assert sum("do two hosts have the same --node-rank?" in message for message in messages) == 1
 

@@ -277,6 +277,8 @@ class _Asked:
 def _with_peers(doing: str) -> Iterator[None]:
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:  # torch has no narrower one: gloo raises it for a connection that is closed
         first = str(error).partition("\n")[0]
         raise GroupBrokenError(f"{LOST_PEERS} while {doing}: {first}") from error
