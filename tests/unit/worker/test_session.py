@@ -17,6 +17,7 @@ from tercet_shared.wire.frames import decode_result, encode_mask, encode_plan
 from tercet_shared.wire.step import GrammarMask, NewSlots, StepPlan, StepResult, empty_i32
 from tercet_worker.device_thread import DeviceThread
 from tercet_worker.masks import Masks
+from tercet_worker.parallel.topology import SINGLE, Topology
 from tercet_worker.session import Session
 
 TIMEOUT = 60.0
@@ -82,11 +83,14 @@ class Runner:
     def __init__(self) -> None:
         self.wants: asyncio.Queue[int] = asyncio.Queue()
         self.failing: set[int] = set()
+        self.refused: set[int] = set()
         self._loop = asyncio.get_running_loop()
 
     def execute(self, plan: StepPlan, grammar: Callable[[], Any] | None) -> Any:
         if plan.step_id in self.failing:
             raise InternalError("no such luck")
+        if plan.step_id in self.refused:
+            raise ProtocolError("not like that")
         assert (grammar is None) is (len(plan.gated) == 0)
         words = np.zeros(0, np.int32)
         if grammar is not None:
@@ -99,10 +103,13 @@ class Runner:
 
 
 @asynccontextmanager
-async def session() -> AsyncIterator[tuple[MemoryLink, Runner, DeviceThread, asyncio.Task[CloseReason]]]:
+async def session(
+    topology: Topology = SINGLE,
+) -> AsyncIterator[tuple[MemoryLink, Runner, DeviceThread, asyncio.Task[CloseReason]]]:
     link, runner, device = MemoryLink(), Runner(), DeviceThread()
     device.start()
-    task = asyncio.create_task(Session(link, runner, device, DEPTH).run())  # type: ignore[arg-type]  # fakes
+    own = Session(link, runner, device, DEPTH, topology=topology)  # type: ignore[arg-type]  # fakes
+    task = asyncio.create_task(own.run())
     await asyncio.sleep(0)
     yield link, runner, device, task
     task.cancel()
@@ -177,6 +184,30 @@ async def test_masks_that_nobody_can_want_end_the_link(messages: list[Any], text
     async with session() as (link, _, _, task):
         link.deliver(*messages)
         assert (await asyncio.wait_for(task, TIMEOUT)).text == text
+
+
+async def test_a_rank_that_does_not_answer_computes_and_says_nothing() -> None:
+    async with session(Topology(2, 1, 1)) as (link, runner, device, task):
+        # It may be behind the one that answers, by whose results the core counts.
+        link.deliver(plan(1), plan(2), plan(3, 0), plan(4))
+        assert await runner.wanted() == 3
+        link.deliver(mask(3, 1))
+        await asyncio.wait_for(asyncio.wrap_future(device.submit(lambda: None)), TIMEOUT)
+        link.end("done")
+        assert (await asyncio.wait_for(task, TIMEOUT)).text == "done"
+        assert link.results.empty()
+
+
+async def test_a_step_that_all_ranks_refuse_is_answered_and_one_that_fails_in_a_rank_ends_it() -> None:
+    async with session(Topology(2, 1, 0)) as (link, runner, _, task):
+        runner.refused, runner.failing = {1}, {3}
+        link.deliver(plan(1), plan(2))
+        assert (await link.result()).error == "not like that"
+        assert not (await link.result()).error
+        link.deliver(plan(3), plan(4))
+        with pytest.raises(InternalError, match="no such luck"):
+            await asyncio.wait_for(task, TIMEOUT)
+        assert link.results.empty(), "nothing of what follows is executed"
 
 
 def test_a_mask_of_a_wrong_size_lets_its_step_go() -> None:
