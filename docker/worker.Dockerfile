@@ -6,7 +6,9 @@
 #
 # DEVICE chooses torch: `cpu` is PyTorch's CPU-only build, `cuda` the one of the package index, which brings CUDA's
 # libraries along; the driver comes from the host by NVIDIA's container toolkit. TORCH_INDEX overrides the index of
-# torch (empty: pip's own). The worker itself computes on the CPU only so far, with either.
+# torch (empty: pip's own). With `cuda` the worker has its extra of that name, and computes on a GPU where there is one
+# (docs/gpu.md); FlashInfer compiles at first use, into the cache: mount a volume there, and bring nvcc or its wheel of
+# compiled kernels.
 #
 # Base images are pinned to a patch release. A digest pins more; give one with --build-arg PYTHON_IMAGE=…@sha256:….
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
@@ -45,7 +47,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && pip --python /opt/tercet/bin/python install --constraint constraints.txt ${index:+--index-url "${index}"} torch
 COPY --from=wheels /wheels /wheels
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/tercet/bin/python install --constraint constraints.txt /wheels/*.whl
+    worker="$(echo /wheels/tercet_worker-*.whl)" \
+    && if [ "${DEVICE}" = cuda ]; then worker="${worker}[cuda]"; fi \
+    && pip --python /opt/tercet/bin/python install --constraint constraints.txt /wheels/tercet_shared-*.whl "${worker}"
 # One library with the kernels of every instruction set. Which of them run is decided where it is loaded, so the image
 # does not depend on the processor that built it; and it needs no compiler, which the last stage does not have.
 RUN TERCET_CACHE=/opt/tercet/cache /opt/tercet/bin/python -m tercet_worker.kernels.build

@@ -25,6 +25,7 @@ MiB = 1024 * 1024
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 Quantization = Literal["auto", "none", "int8"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def _split(value: object) -> object:
@@ -243,6 +244,21 @@ class LimitOptions(BaseModel):
 class WorkerOptions(BaseModel):
     """What a user of the worker may set."""
 
+    device: Device = Field(
+        "auto", description="What computes; auto takes an NVIDIA GPU where torch and its extra packages find one."
+    )
+    enforce_eager: bool = Field(
+        False, description="On a GPU: compile nothing and capture no graphs. Starts faster, and decodes slower."
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Part of a GPU's memory that the worker may take; what weights and steps leave of it is KV cache.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="On a GPU: fp8 keeps keys and values in eight bits; auto in the type of the model."
+    )
     dtype: Dtype = Field("auto", description="Type of weights, activations and KV cache; auto takes what is fast here.")
     quantization: Quantization = Field(
         "auto",
@@ -252,7 +268,7 @@ class WorkerOptions(BaseModel):
     batch_invariant: bool = Field(
         False,
         description="Insist that a request's tokens depend on nothing that is computed beside it. The CPU kernels "
-        "always see to that; without them the worker does not start.",
+        "always see to that; without them the worker does not start. A GPU computes more slowly with it.",
     )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block of the KV cache.")
     kv_cache_memory: ByteSize | None = Field(

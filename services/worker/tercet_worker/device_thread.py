@@ -20,12 +20,16 @@ T = TypeVar("T")
 
 
 class DeviceThread:
-    """Runs callables one after another. ``start`` it; ``stop`` ends it after what is queued."""
+    """Runs callables one after another. ``start`` it; ``stop`` ends it after what is queued.
 
-    def __init__(self) -> None:
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str = "device") -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         # A daemon: a step cannot be interrupted, and the process does not wait longer than `stop` does.
-        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,18 +18,22 @@ from tercet_shared.errors import InternalError, ProtocolError, TercetError, boun
 from tercet_shared.ipc.link import Stream
 from tercet_shared.wire.frames import decode_from_core, encode_result
 from tercet_shared.wire.step import GrammarMask, StepPlan, StepResult, empty_i32
+from tercet_worker.device_thread import DeviceThread
 from tercet_worker.masks import Masks
 from tercet_worker.parallel.topology import SINGLE
 from tercet_worker.telemetry.observer import StepObserver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tercet_shared.ipc.link import CloseReason, FrameLink
-    from tercet_worker.device_thread import DeviceThread
     from tercet_worker.parallel.topology import Topology
+    from tercet_worker.pending import PendingStep
     from tercet_worker.runner import ModelRunner
-    from tercet_worker.sampling import GrammarSource
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MAX_ERROR = 500
 """Characters of a step's error that go to the core."""
@@ -70,6 +74,8 @@ class Session:
         self._masks = Masks(runner.limits.vocab_size, depth)
         self._in_flight = 0
         self._over = False
+        # Where steps overlap, a thread of its own waits for each, while the device is given the next one.
+        self._results = DeviceThread("results") if runner.overlaps else None
 
     async def run(self) -> CloseReason:
         """Serves until the link closes, and returns why. Then, or when cancelled, plans that wait are dropped.
@@ -89,6 +95,8 @@ class Session:
                     self._accept(message, loop)
 
         self._observer.begin()
+        if self._results is not None:
+            self._results.start()
         try:
             for stream in Stream:
                 if self._link.close_reason is None:  # a core may think better of it at once
@@ -96,6 +104,8 @@ class Session:
             return await self._closed_or(broken)
         finally:
             self._over = True
+            if self._results is not None:
+                self._results.stop(0)
             self._masks.close()
             self._observer.end()
 
@@ -117,45 +127,55 @@ class Session:
         self._in_flight += 1
         arrived = time.monotonic_ns()
 
-        def step() -> None:
+        def begin() -> None:
             if self._over:
                 return
-            try:
-                result = self._execute(plan, grammar, arrived)
-            except TercetError as error:
-                if not self._over:
-                    self._over = True
-                    loop.call_soon_threadsafe(self._break, error)
+            started = time.monotonic_ns()
+            pending = self._guarded(loop, plan, lambda: self._runner.execute(plan, grammar))
+            if pending is None:
                 return
+            if self._results is None:
+                end(pending, started)
+            else:
+                self._results.submit(lambda: end(pending, started))
+
+        def end(pending: PendingStep | StepResult, started: int) -> None:
+            result = pending if isinstance(pending, StepResult) else self._guarded(loop, plan, pending.result)
+            if result is None:
+                return
+            result.wait_us = (started - arrived) // 1_000
+            result.run_us = (time.monotonic_ns() - started) // 1_000
             loop.call_soon_threadsafe(self._answer, plan, result)
 
-        self._device.submit(step)
+        self._device.submit(begin)
 
-    def _execute(self, plan: StepPlan, grammar: GrammarSource | None, arrived: int) -> StepResult:
-        """Executes one plan on the device thread. Whatever goes wrong is the step's result: later steps may be fine.
+    def _guarded(self, loop: asyncio.AbstractEventLoop, plan: StepPlan, work: Callable[[], T]) -> T | StepResult | None:
+        """Returns what ``work`` returns. Whatever goes wrong is the step's result: later steps may be fine.
 
-        Raises:
-            TercetError: in a rank of a group, which ends with it.
+        In a rank of a group it ends the group, and None is returned.
         """
-        started = time.monotonic_ns()
         try:
-            result = self._runner.execute(plan, grammar).result()
+            return work()
         except TercetError as error:
             # A plan that cannot be executed is refused by all ranks alike, before anything is done.
             if self._topology.ranks > 1 and not isinstance(error, ProtocolError):
-                raise
+                self._give_up(loop, error)
+                return None
             if not self._over:  # else it may have waited for a mask that cannot come any more
                 logger.error("step %d failed: %s", plan.step_id, error.message)  # noqa: TRY400  # no traceback
-            result = _failed(plan, error.message)
+            return _failed(plan, error.message)
         except Exception as error:  # a fault in one step must not end the worker; the log has it all
             logger.exception("step %d failed", plan.step_id)
             if self._topology.ranks > 1:
                 rank = self._topology.rank
-                raise InternalError(f"A step failed in rank {rank}: {type(error).__name__}: {error}") from error
-            result = _failed(plan, f"The step failed in the worker: {type(error).__name__}: {error}")
-        result.wait_us = (started - arrived) // 1_000
-        result.run_us = (time.monotonic_ns() - started) // 1_000
-        return result
+                self._give_up(loop, InternalError(f"A step failed in rank {rank}: {type(error).__name__}: {error}"))
+                return None
+            return _failed(plan, f"The step failed in the worker: {type(error).__name__}: {error}")
+
+    def _give_up(self, loop: asyncio.AbstractEventLoop, error: TercetError) -> None:
+        if not self._over:
+            self._over = True
+            loop.call_soon_threadsafe(self._break, error)
 
     def _answer(self, plan: StepPlan, result: StepResult) -> None:
         if self._over or self._link.close_reason is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -80,7 +82,9 @@ class Runner:
 
     limits = SimpleNamespace(vocab_size=VOCAB)
 
-    def __init__(self) -> None:
+    def __init__(self, *, overlaps: bool = False) -> None:
+        self.overlaps = overlaps
+        self.last: dict[int, threading.Event] = defaultdict(threading.Event)  # set once a step is executed
         self.wants: asyncio.Queue[int] = asyncio.Queue()
         self.failing: set[int] = set()
         self.refused: set[int] = set()
@@ -96,7 +100,15 @@ class Runner:
         if grammar is not None:
             self._loop.call_soon_threadsafe(self.wants.put_nowait, plan.step_id)
             words = grammar().reshape(-1, WORDS)[:, 0].astype(np.int32)
-        return SimpleNamespace(result=lambda: StepResult(plan.step_id, np.array([0, len(words)], np.int32), words))
+        self.last[plan.step_id].set()
+
+        def result() -> StepResult:
+            # A device that is through with a step once it has the next one.
+            if self.overlaps:
+                assert self.last[plan.step_id + 1].wait(TIMEOUT)
+            return StepResult(plan.step_id, np.array([0, len(words)], np.int32), words)
+
+        return SimpleNamespace(result=result)
 
     async def wanted(self) -> int:
         return await asyncio.wait_for(self.wants.get(), TIMEOUT)
@@ -104,9 +116,9 @@ class Runner:
 
 @asynccontextmanager
 async def session(
-    topology: Topology = SINGLE,
+    topology: Topology = SINGLE, *, overlaps: bool = False
 ) -> AsyncIterator[tuple[MemoryLink, Runner, DeviceThread, asyncio.Task[CloseReason]]]:
-    link, runner, device = MemoryLink(), Runner(), DeviceThread()
+    link, runner, device = MemoryLink(), Runner(overlaps=overlaps), DeviceThread()
     device.start()
     own = Session(link, runner, device, DEPTH, topology=topology)  # type: ignore[arg-type]  # fakes
     task = asyncio.create_task(own.run())
@@ -128,6 +140,16 @@ async def test_a_step_waits_for_its_mask_and_the_next_one_for_the_step() -> None
         first, second = await link.result(), await link.result()
         assert (first.step_id, first.token_ids.tolist()) == (1, [9, 9])
         assert (second.step_id, second.token_ids.tolist()) == (2, [])
+
+
+async def test_a_step_is_begun_before_the_one_before_it_has_ended() -> None:
+    async with session(overlaps=True) as (link, runner, _, _):
+        link.deliver(plan(1))
+        for step in (1, 2, 3):
+            link.deliver(plan(step + 1))
+            assert (await link.result()).step_id == step
+        runner.last[5].set()
+        assert (await link.result()).step_id == 4
 
 
 async def test_masks_that_come_before_the_step_runs_or_before_its_plan() -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tercet_worker.attention.interface import AttentionBatch, AttentionSpec
     from tercet_worker.cuda.streams import Streams
 
-HEAD_SIZES = (64, 128, 256)
-"""That FlashInfer's kernels are made for."""
 _FIXED_SPLIT = 256
 """Pages that a part of a long context has where results must not depend on the batch: 4,096 tokens at 16 per page."""
 
@@ -52,6 +50,10 @@ class Wrapper(Protocol):
 
 class Wrappers(Protocol):
     """Makes FlashInfer's wrappers, which share one workspace."""
+
+    def check(self, spec: AttentionSpec) -> None:
+        """Raises ConfigurationError unless there are kernels for such a model."""
+        ...
 
     def decode(self, rows: int | None, buffers: tuple[Tensor, Tensor, Tensor] | None) -> Wrapper:
         """Returns one for rows of one token; with ``rows``, its offsets, pages and last lengths are in ``buffers``."""
@@ -91,12 +93,11 @@ class FlashInferAttention:
     """Implements ``AttentionBackend`` and ``PagedAttention``.
 
     Args:
-        spec: bfloat16, a head size of `HEAD_SIZES`.
+        spec: of a kind that the wrappers have kernels for.
         wrappers: of FlashInfer.
         streams: of the device.
         device: a GPU.
         max_rows: of a step.
-        max_blocks: blocks that all rows of a step may have together, at most; known with the cache, see `allocate_kv`.
         kv_dtype: of the cache: the model's, or float8_e4m3fn.
         batch_invariant: whether a row's result must not depend on the rest of the batch.
 
@@ -115,7 +116,7 @@ class FlashInferAttention:
         kv_dtype: torch.dtype | None = None,
         batch_invariant: bool = False,
     ) -> None:
-        _check(spec)
+        wrappers.check(spec)
         self.spec = spec
         self._make = wrappers
         self._streams = streams
@@ -331,15 +332,3 @@ class FlashInferAttention:
         if self._planned is None:
             raise AttentionPlanError("no plan is in force: plan() comes before forward()", row=None)
         return self._planned
-
-
-def _check(spec: AttentionSpec) -> None:
-    if spec.dtype is not torch.bfloat16:
-        raise ConfigurationError(
-            f"on a GPU attention computes in bfloat16, not {str(spec.dtype).removeprefix('torch.')}", param="dtype"
-        )
-    if spec.head_size not in HEAD_SIZES:
-        raise ConfigurationError(
-            f"FlashInfer has no kernels for a head size of {spec.head_size} (there are some for "
-            f"{', '.join(map(str, HEAD_SIZES))})"
-        )

@@ -6,7 +6,9 @@ Legend: T tokens of the step with padding, H hidden size, Hq query heads, D head
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,12 +19,14 @@ from tercet_worker.graphs.dispatch import Choice, Dispatcher, Mode
 from tercet_worker.graphs.program import Attend, Compute, Program, Receive, Reduce, Rotate, Segment, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tercet_worker.graphs.capture import Capturer, Work
     from tercet_worker.models.interface import CausalLM, LayerAttention
     from tercet_worker.models.ops import HeadOps
     from tercet_worker.parallel.communicator import Communicator
+
+
+Transform = Callable[[Function], Function]
+"""What is done to a function before it is used, such as compiling."""
 
 
 class PagedAttention(Protocol):
@@ -79,9 +83,7 @@ class Functions:
         transform: what is done to a function before it is used, such as compiling; nothing by default.
     """
 
-    def __init__(
-        self, layers: Layers, dtype: torch.dtype, transform: Callable[[Function], Function] | None = None
-    ) -> None:
+    def __init__(self, layers: Layers, dtype: torch.dtype, transform: Transform | None = None) -> None:
         self._layers = layers
         self._dtype = dtype
         self._transform = transform
@@ -173,7 +175,7 @@ class ProgramModel:
         else:
             for place, part in enumerate(self._program.parts):
                 if isinstance(part, Segment):
-                    pieces.get(place, lambda here=place: self._segment(here, tokens, attention))()
+                    pieces.get(place, partial(self._segment, place, tokens, attention))()
                 elif isinstance(part, Attend):
                     attention.attend(part.layer, *self._heads(part.layer, tokens))
                 else:
@@ -220,7 +222,7 @@ class ProgramModel:
                 self._full[size] = self._capture_full(size, capturer, attention)
             else:
                 self._pieces[size] = {
-                    place: capturer.capture(lambda here=place: self._segment(here, size, attention))  # noqa: B023  # used at once and again at the same size
+                    place: capturer.capture(partial(self._segment, place, size, attention))
                     for place, part in enumerate(self._program.parts)
                     if isinstance(part, Segment)
                 }

@@ -106,7 +106,8 @@ class Restrictions:
             flat = self.bad_owner * vocab_size + self.bad_ids
             reasons.view(-1).scatter_reduce_(0, flat, self.bad_found.to(torch.int8) * _BAD, "amax")
         if len(self.stop_ids):
-            reasons[self.stop_owner, self.stop_ids] |= _STOP
+            flat = self.stop_owner * vocab_size + self.stop_ids
+            reasons.view(-1).index_copy_(0, flat, reasons.view(-1).index_select(0, flat) | _STOP)
         if len(self.allowed_rows):
             outside = torch.full((len(self.allowed_rows), vocab_size), _OUTSIDE, dtype=torch.int8, device=logits.device)
             outside.view(-1).index_fill_(0, self.allowed_owner * vocab_size + self.allowed_ids, 0)

@@ -52,8 +52,8 @@ Scan = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 Draw = Callable[[torch.Tensor, torch.Tensor, "SamplingBatch", torch.Tensor, torch.Tensor], None]
-"""Draws for some rows from all tokens: logits ``[R, V]``, their highest ``[R]``, parameters, rows, and tokens ``[R]``, of
-which those of the rows are written."""
+"""Draws for some rows from all tokens: logits ``[R, V]``, their highest ``[R]``, parameters, rows, and tokens ``[R]``,
+of which those of the rows are written."""
 
 Penalize = Callable[[torch.Tensor, "Penalties", torch.Tensor], None]
 """Does what ``Penalties.apply_`` does, with the same counts."""

@@ -1,0 +1,37 @@
+"""The check of the CUDA worker: run with the tests where there is a GPU; elsewhere it says that there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("run.sh")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHON": sys.executable}
+    return subprocess.run(
+        [str(SCRIPT), *arguments], capture_output=True, text=True, env=environment, timeout=600, check=False
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_in_one_line() -> None:
+    done = run()
+    assert done.returncode == 3
+    assert done.stdout.startswith("No GPU to check: this torch (")
+    assert done.stdout.count("\n") == 1
+    assert not done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the CUDA worker is checked on a machine with an NVIDIA GPU")
+def test_all_is_well_on_this_gpu() -> None:
+    done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
