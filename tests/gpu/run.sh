@@ -28,24 +28,22 @@ PY
 fi
 
 start=$(date +%s)
-venv="${TMPDIR:-/tmp}/tercet-gpu-$$"
-trap 'rm -rf "$venv"' EXIT
-"$python" -m venv --system-site-packages --without-pip "$venv"   # with the machine's torch
-pip=("$python" -m pip --python "$venv/bin/python" --disable-pip-version-check install --quiet --no-deps)
+packages="$(mktemp -d)"   # beside the machine's own, which stay as they are
+trap 'rm -rf "$packages"' EXIT
 if [ -n "$wheels" ]; then
     # The machine's torch brings the Triton that suits it; ours is for machines whose torch has none.
     found=()
     for wheel in "$wheels"/*.whl; do
         case "$(basename "$wheel")" in
-            triton-*) "$venv/bin/python" -c 'import triton' 2>/dev/null || found+=("$wheel") ;;
+            triton-*) "$python" -c 'import triton' 2>/dev/null || found+=("$wheel") ;;
             *) found+=("$wheel") ;;
         esac
     done
-    "${pip[@]}" --no-index "${found[@]}"
+    "$python" -m pip --disable-pip-version-check install --quiet --no-deps --no-index --target "$packages" "${found[@]}"
 fi
-export PYTHONPATH="$PWD:$PWD/shared:$PWD/services/worker${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$PWD/shared:$PWD/services/worker:$packages${PYTHONPATH:+:$PYTHONPATH}"
 export HF_HUB_OFFLINE=1
 echo "prepared in $(( $(date +%s) - start )) s"
 status=0
-"$venv/bin/python" -m tests.gpu.check --started "$start" --budget "${TERCET_GPU_BUDGET:-440}" || status=$?
+"$python" -m tests.gpu.check --started "$start" --budget "${TERCET_GPU_BUDGET:-440}" || status=$?
 exit "$status"
