@@ -39,13 +39,16 @@ SERVICES: dict[str, type[BaseModel]] = {
 }
 TITLES = {"frontend": "Front end", "core": "Core", "worker": "Worker"}
 
-NOT_FOR_USERS = frozenset({"report_fd", "listen_fd", "process_socket", "accept_when_ready"})
+NOT_FOR_USERS = frozenset({
+    "report_fd", "listen_fd", "process_socket", "accept_when_ready", "local_rank", "rendezvous_fd",
+})  # fmt: skip
 """What processes of Tercet tell each other."""
 
 CHART_SETS = frozenset({
-    "advertise", "api_key", "api_keys_file", "core", "core_id", "host", "link", "listen", "metrics_host",
-    "metrics_port", "model", "mtls_ca", "mtls_cert", "mtls_key", "mtls_name", "port", "redis_prefix", "redis_url",
-    "revision", "served_model_name", "tls_cert", "tls_client_ca", "tls_key",
+    "advertise", "api_key", "api_keys_file", "core", "core_address", "core_id", "host", "link", "listen",
+    "metrics_host", "metrics_port", "model", "mtls_ca", "mtls_cert", "mtls_key", "mtls_name", "node_rank", "nodes",
+    "pipeline_parallel_size", "port", "redis_prefix", "redis_url", "rendezvous", "revision", "served_model_name",
+    "tensor_parallel_size", "tls_cert", "tls_client_ca", "tls_key",
 })  # fmt: skip
 """What the chart sets itself, from values of its own or from what Kubernetes knows."""
 

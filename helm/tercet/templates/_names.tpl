@@ -24,6 +24,14 @@ tercet/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* What selects all pods of a model on several nodes, with the core and without. dict: root, model. */}}
+{{- define "tercet.groupSelector" -}}
+matchLabels:
+  app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+  app.kubernetes.io/instance: {{ .root.Release.Name }}
+  tercet/model: {{ .model | quote }}
+{{- end -}}
+
 {{/* Labels of everything that belongs to a component. dict as above. */}}
 {{- define "tercet.labels" -}}
 {{ include "tercet.selector" . }}

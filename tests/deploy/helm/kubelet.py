@@ -1,8 +1,8 @@
 """Pods of rendered manifests as processes on this machine: their own commands, environments and probes; no cluster.
 
 What a cluster adds to a manifest is added here, and nothing else is changed: volumes are directories (so paths below a
-mount become paths below those), secrets have values, names of Services lead to the ports of their pods, and every pod's
-address is 127.0.0.1.
+mount become paths below those), secrets have values, names of Services lead to the ports of their pods, every pod has
+an address of this machine, at which it listens instead of at any, and pods of a group are told of it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Container:
     spec: Object
     process: asyncio.subprocess.Process
     log: Path
+    address: str = ADDRESS
 
     def port(self, named: str | int) -> int:
         """Returns the number of one of its ports."""
@@ -67,12 +68,14 @@ class Kubelet:
         directory: for volumes and logs; with a short path.
         secrets: what the Secrets hold, by name and key.
         claims: what stands for persistent volumes, by the name of the claim.
+        addresses: of pods whose address is not 127.0.0.1.
     """
 
     objects: list[Object]
     directory: Path
     secrets: Mapping[str, Mapping[str, str]]
     claims: Mapping[str, Path]
+    addresses: Mapping[str, str] = field(default_factory=dict)
     running: dict[str, Container] = field(default_factory=dict)
 
     async def start(self, name: str, pod: Object) -> None:
@@ -97,11 +100,11 @@ class Kubelet:
         probe = container.spec[kind]
         if "httpGet" in probe:
             action = probe["httpGet"]
-            url = f"{action.get('scheme', 'HTTP').lower()}://{ADDRESS}:{container.port(action['port'])}{action['path']}"
+            url = f"{action.get('scheme', 'HTTP').lower()}://{container.address}:{container.port(action['port'])}{action['path']}"
             return await asyncio.to_thread(_answers, url)
         if "grpc" in probe:
-            return await _serves(f"{ADDRESS}:{probe['grpc']['port']}", probe["grpc"].get("service", ""))
-        return await _listens(container.port(probe["tcpSocket"]["port"]))
+            return await _serves(f"{container.address}:{probe['grpc']['port']}", probe["grpc"].get("service", ""))
+        return await _listens(container.address, container.port(probe["tcpSocket"]["port"]))
 
     def complaints(self) -> list[str]:
         """Returns the lines that services wrote in their logs as warnings or worse."""
@@ -142,11 +145,16 @@ class Kubelet:
         for variable in ("HOME", "TERCET_CACHE"):  # the image's own: where its kernels lie
             if variable in os.environ:
                 environment[variable] = os.environ[variable]
+        environment |= self._group(name)
         mounts = self._mounts(spec, pod, name)
         for each in spec.get("env", []):
             value = self._source(each["valueFrom"], name) if "valueFrom" in each else each["value"]
             environment[each["name"]] = self._here(value, environment, mounts)
-        command = [self._here(part, environment, mounts) for part in [*spec["command"], *spec["args"]]]
+        address = self.addresses.get(name, ADDRESS)
+        command = [
+            self._here(part, environment, mounts).replace("=0.0.0.0", f"={address}")
+            for part in [*spec["command"], *spec["args"]]
+        ]
         log = self.directory / f"{key.replace('/', '-')}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -157,7 +165,19 @@ class Kubelet:
                 stdout=output,
                 stderr=output,
             )
-        return Container(key, spec, process, log)
+        return Container(key, spec, process, log, address)
+
+    def _group(self, name: str) -> dict[str, str]:
+        """Returns what the pods of a group are told; it has two pods here."""
+        for each in of_kind(self.objects, "LeaderWorkerSet"):
+            leader = each["metadata"]["name"]
+            if name in (leader, f"{leader}-workers"):
+                return {
+                    "LWS_LEADER_ADDRESS": self.addresses.get(leader, ADDRESS),
+                    "LWS_GROUP_SIZE": str(each["spec"]["leaderWorkerTemplate"]["size"]),
+                    "LWS_WORKER_INDEX": "0" if name == leader else "1",
+                }
+        return {}
 
     def _programs(self) -> Path:
         """Returns a directory with the program of the image of Redis."""
@@ -176,7 +196,7 @@ class Kubelet:
             "metadata.name": f"{name}-0",
             "metadata.namespace": "llm",
             "spec.nodeName": "node",
-            "status.podIP": ADDRESS,
+            "status.podIP": self.addresses.get(name, ADDRESS),
         }
         return fields[source["fieldRef"]["fieldPath"]]
 
@@ -243,9 +263,9 @@ async def _serves(target: str, service: str) -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def _listens(port: int) -> bool:
+async def _listens(address: str, port: int) -> bool:
     try:
-        _, writer = await asyncio.open_connection(ADDRESS, port)
+        _, writer = await asyncio.open_connection(address, port)
     except OSError:
         return False
     writer.close()

@@ -73,6 +73,24 @@ CASES: dict[str, dict[str, Any]] = {
         "models": {"llama": {**GPU_MODEL, "autoscaling": {"kind": "keda", "maxReplicas": 8}}},
         "monitoring": MONITORING,
     },
+    "groups": {
+        "models": {
+            "smollm2": HUB_MODEL,
+            "large": {
+                **GPU_MODEL,
+                "parallel": {"tensor": 4, "pipeline": 2, "nodes": 2},
+                "worker": {"resources": {"limits": {"nvidia.com/gpu": 4, "cpu": "8", "memory": "64Gi"}}},
+                "autoscaling": {"kind": "keda"},
+            },
+            "huge": {
+                **CLAIMED_MODEL, "workload": "Deployment", "replicas": 2, "settings": {"rendezvousTimeout": 60},
+                "parallel": {"tensor": 2, "pipeline": 4, "nodes": 4},
+            },
+            "wide": {**HUB_MODEL, "parallel": {"tensor": 2}},
+        },
+        "mtls": {"secretName": "inside"},
+        "monitoring": MONITORING,
+    },
     "ipv6": {"models": {"smollm2": HUB_MODEL}, "ipv6": True},
     "everything": {
         "fullnameOverride": "tercet",
@@ -157,9 +175,12 @@ def named(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def pods(objects: list[Object]) -> list[tuple[str, Object]]:
-    """Returns name and pod (metadata and spec) of everything that runs."""
+    """Returns name and pod (metadata and spec) of everything that runs; a group has two kinds of pods."""
     workloads = of_kind(objects, "Deployment", "StatefulSet")
     found = [(each["metadata"]["name"], each["spec"]["template"]) for each in workloads]
+    for each in of_kind(objects, "LeaderWorkerSet"):
+        name, templates = each["metadata"]["name"], each["spec"]["leaderWorkerTemplate"]
+        found += [(name, templates["leaderTemplate"]), (f"{name}-workers", templates["workerTemplate"])]
     return found + [(each["metadata"]["name"], each) for each in of_kind(objects, "Pod")]
 
 

@@ -76,6 +76,56 @@ HTTP_ROUTE: dict[str, Any] = {
 """What the chart may use of https://gateway-api.sigs.k8s.io/reference/spec/#httproute; no wheel carries its schema."""
 
 
+LEADER_WORKER_SET: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "metadata": _OBJECT_META,
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["leaderWorkerTemplate"],
+            "properties": {
+                "replicas": {"type": "integer", "minimum": 0},
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "networkConfig": {
+                    "type": "object", "required": ["subdomainPolicy"], "additionalProperties": False,
+                    "properties": {"subdomainPolicy": {"enum": ["Shared", "UniquePerReplica"]}},
+                },
+                "rolloutStrategy": {
+                    "type": "object", "required": ["type"], "additionalProperties": False,
+                    "properties": {
+                        "type": {"const": "RollingUpdate"},
+                        "rollingUpdateConfiguration": {
+                            "type": "object", "additionalProperties": False,
+                            "properties": {
+                                "partition": {"type": "integer"},
+                                "maxUnavailable": {"type": ["integer", "string"]},
+                                "maxSurge": {"type": ["integer", "string"]},
+                            },
+                        },
+                    },
+                },
+                "leaderWorkerTemplate": {
+                    "type": "object", "required": ["workerTemplate"], "additionalProperties": False,
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+                        "leaderTemplate": {"type": "object"},
+                        "workerTemplate": {"type": "object"},
+                    },
+                },
+            },
+        },
+    },
+}  # fmt: skip
+"""What the chart may use of https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1/, written from that
+description, since no wheel carries its schema. Its pods are Kubernetes' own, and are held to the schema of those."""
+
+
 def complaints(document: Object, version: str) -> list[str]:
     """Returns what Kubernetes of this version would refuse about the object; nothing, if it takes it."""
     group = document["apiVersion"].partition("/")[0]
@@ -83,7 +133,17 @@ def complaints(document: Object, version: str) -> list[str]:
         return _unlike_model(document)
     if group == "gateway.networking.k8s.io":
         return _errors(jsonschema_rs.validator_for(HTTP_ROUTE), document)
+    if group == "leaderworkerset.x-k8s.io":
+        return _errors(jsonschema_rs.validator_for(LEADER_WORKER_SET), document) + [
+            f"{name}: {text}"
+            for name, template in document["spec"]["leaderWorkerTemplate"].items() if name.endswith("Template")
+            for text in _errors(_kubernetes("PodTemplate", "v1", version), _pod_template(template))
+        ]  # fmt: skip
     return _errors(_kubernetes(document["kind"], document["apiVersion"], version), document)
+
+
+def _pod_template(template: Object) -> Object:
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
 
 
 def _errors(validator: Any, document: Object) -> list[str]:

@@ -42,9 +42,9 @@ def test_kubernetes_takes_it(objects: list[Object], version: str) -> None:
 
 def test_every_kind_is_made_somewhere() -> None:
     assert {each["kind"] for name in CASES for each in case(name)} == {
-        "ConfigMap", "Deployment", "HTTPRoute", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy", "Pod",
-        "PodDisruptionBudget", "PrometheusRule", "ScaledObject", "Service", "ServiceAccount", "ServiceMonitor",
-        "StatefulSet",
+        "ConfigMap", "Deployment", "HTTPRoute", "HorizontalPodAutoscaler", "Ingress", "LeaderWorkerSet",
+        "NetworkPolicy", "Pod", "PodDisruptionBudget", "PrometheusRule", "ScaledObject", "Service", "ServiceAccount",
+        "ServiceMonitor", "StatefulSet",
     }  # fmt: skip
 
 
@@ -55,10 +55,12 @@ def test_every_kind_is_made_somewhere() -> None:
         ("ServiceMonitor", ("spec", "endpoints", 0, "intervall")),
         ("ScaledObject", ("spec", "minReplicas")),
         ("HTTPRoute", ("spec", "rules", 0, "timeout")),
+        ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate", "sizes")),
+        ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate", "workerTemplate", "spec", "containerz")),
     ],
 )
 def test_the_check_notices_a_field_that_does_not_exist(kind: str, path: tuple[str | int, ...]) -> None:
-    document = copy.deepcopy(of_kind(case("everything"), kind)[0])
+    document = copy.deepcopy(of_kind([*case("everything"), *case("groups")], kind)[0])
     place: Any = document
     for part in path[:-1]:
         place = place[part]
@@ -77,7 +79,9 @@ def test_names_are_unique_and_short_enough(objects: list[Object]) -> None:
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(names) == len(set(names))
     # The pods of a StatefulSet carry its name and ten characters more in a label.
-    assert max(len(name) for _, name in names) <= 52
+    workloads = {"Deployment", "StatefulSet", "LeaderWorkerSet"}
+    assert max(len(name) for kind, name in names if kind in workloads) <= 52
+    assert max(len(name) for _, name in names) <= 63
 
 
 # ------------------------------------------------------------------------------------------------ what runs
@@ -179,7 +183,7 @@ def _settings(container: Object, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, value in environment.items():
         if name.startswith("TERCET_"):
             monkeypatch.setenv(name, value)
-    settings = parse(SERVICES[service], container["args"])
+    settings = parse(SERVICES[service], [arg.replace("$(LWS_WORKER_INDEX)", "1") for arg in container["args"]])
     for name in environment:
         monkeypatch.delenv(name, raising=False)
     return settings
@@ -209,7 +213,8 @@ def test_there_is_more_time_to_end_than_what_the_services_take(
                 continue
             settings = _settings(container, monkeypatch)
             before = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-            needed = before + getattr(settings, "drain_delay", 0) + settings.grace
+            grace = 0 if container["name"] == "worker" else settings.grace  # requests are the core's
+            needed = before + getattr(settings, "drain_delay", 0) + grace
             assert pod["spec"]["terminationGracePeriodSeconds"] >= math.ceil(needed) + 5, name
 
 
@@ -247,6 +252,39 @@ def test_front_ends_find_a_model_where_its_core_says_it_is(objects: list[Object]
     for pod in models:
         worker, core = pod["spec"]["initContainers"][0], pod["spec"]["containers"][0]
         assert f"--model={worker['args'][-1]}" in core["args"]
+
+
+# ------------------------------------------------------------------------------------------------ groups
+
+
+@pytest.mark.parametrize(("name", "nodes", "tensor", "pipeline"), [("large", 2, 4, 2), ("huge", 4, 2, 4)])
+def test_a_model_on_several_nodes_is_a_group_that_falls_as_one(
+    name: str, nodes: int, tensor: int, pipeline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = case("groups")
+    group = named(objects, "LeaderWorkerSet", f"prod-tercet-{name}")["spec"]["leaderWorkerTemplate"]
+    assert (group["size"], group["restartPolicy"]) == (nodes, "RecreateGroupOnPodRestart")
+    found = all_containers(objects)
+    leader, worker = found[f"prod-tercet-{name}/worker"], found[f"prod-tercet-{name}-workers/worker"]
+    assert [each["name"] for each in group["workerTemplate"]["spec"]["containers"]] == ["worker"]
+    assert leader["resources"] == worker["resources"]
+    first, other = (_settings(each, monkeypatch) for each in (leader, worker))
+    for each in (first, other):
+        assert (each.nodes, each.tensor_parallel_size, each.pipeline_parallel_size) == (nodes, tensor, pipeline)
+        assert each.rendezvous_timeout == (60 if name == "huge" else 1800)
+    assert (first.node_rank, first.core_address, first.rendezvous) == (0, None, "$(POD_IP):8200")
+    assert (other.node_rank, other.core_address) == (1, "$(LWS_LEADER_ADDRESS):8100")
+    assert other.rendezvous == "$(LWS_LEADER_ADDRESS):8200"
+    assert other.mtls_cert is not None
+    assert first.mtls_cert is None  # its core is at the end of a socket
+
+
+def test_ranks_of_one_pod_divide_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = all_containers(case("groups"))
+    (threads,) = [each for each in found["prod-tercet-large/worker"]["env"] if each["name"] == "TERCET_THREADS"]
+    assert threads["value"] == "2"  # eight, for four ranks
+    wide = _settings(found["prod-tercet-wide/worker"], monkeypatch)
+    assert (wide.tensor_parallel_size, wide.nodes, wide.rendezvous) == (2, 1, None)
 
 
 # ------------------------------------------------------------------------------------------------ secrets
@@ -363,6 +401,7 @@ def test_the_notes_say_what_is_open_and_stop_when_it_is_closed() -> None:
     assert "frontend.apiKeys.secretName" in notes("defaults")
     assert "rollout status deployment/prod-tercet-smollm2" in notes("defaults")
     assert "rollout status statefulset/prod-tercet-own" in notes("claims")
+    assert "wait leaderworkerset/prod-tercet-large --for=condition=Available" in notes("groups")
     for value in ("frontend.apiKeys", "mtls.secretName", "passwordSecret", "networkPolicy.enabled", "Nobody watches"):
         assert value not in notes("everything")
 

@@ -66,7 +66,7 @@ def test_budgets_are_for_one_workload_each(objects: list[Object]) -> None:
 def test_scalers_scale_what_exists_and_alone(objects: list[Object]) -> None:
     targets = [each["spec"]["scaleTargetRef"] for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")]
     scaled = [named(objects, target["kind"], target["name"]) for target in targets]
-    for each in of_kind(objects, "Deployment", "StatefulSet"):
+    for each in of_kind(objects, "Deployment", "StatefulSet", "LeaderWorkerSet"):
         # Where both set the number, every upgrade would undo what the scaler did.
         assert ("replicas" in each["spec"]) == (each not in scaled), each["metadata"]["name"]
 
@@ -152,8 +152,11 @@ def test_addresses_in_the_environment_and_in_the_test_are_those_of_services(obje
 
 
 def test_variables_that_are_expanded_are_set_before(objects: list[Object]) -> None:
+    groups = {each["metadata"]["name"] for each in of_kind(objects, "LeaderWorkerSet")}
     for name, container in all_containers(objects).items():
         known: set[str] = set()
+        if name.partition("/")[0].removesuffix("-workers") in groups:
+            known = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}  # put before all others
         for each in container.get("env", []):
             assert set(re.findall(r"\$\((\w+)\)", each.get("value", ""))) <= known, name
             known.add(each["name"])
@@ -211,8 +214,23 @@ def test_who_needs_to_may_and_others_may_not(name: str) -> None:
     for engine in kinds["engine"]:
         assert may_reach(objects, frontend, engine, "grpc")
         assert not may_reach(objects, stranger, engine, "grpc")
-        assert not may_reach(objects, engine, engine, "grpc")
+        label = engine["metadata"]["labels"]["tercet/model"]
+        assert not any(
+            may_reach(objects, engine, other, "grpc")
+            for other in kinds["engine"] if other is not engine
+        )  # fmt: skip
+        group = [each for each in kinds.get("engine-worker", []) if each["metadata"]["labels"]["tercet/model"] == label]
+        assert may_reach(objects, engine, engine, "grpc") == bool(group)  # the next group has the same labels
         assert not may_reach(objects, engine, frontend, "http")
+        for worker in kinds.get("engine-worker", []):
+            mine = worker in group
+            assert may_reach(objects, worker, engine, "grpc") == mine
+            assert may_reach(objects, engine, worker, "worker-metrics") or not mine
+            if "rendezvous" in ports_of(engine):
+                assert may_reach(objects, worker, engine, "rendezvous") == mine
+                assert not may_reach(objects, frontend, engine, "rendezvous")
+            assert not may_reach(objects, worker, frontend, "http")
+            assert not any(may_reach(objects, worker, redis, "redis") for redis in kinds.get("redis", []))
     for redis in kinds.get("redis", []):
         assert all(may_reach(objects, pod, redis, "redis") for pod in [frontend, *kinds["engine"]])
         assert not may_reach(objects, stranger, redis, "redis")
@@ -229,7 +247,7 @@ def test_policies_name_pods_and_ports_that_exist(name: str) -> None:
         guarded = selected(objects, policy["spec"]["podSelector"]["matchLabels"])
         assert guarded
         for rule in policy["spec"]["ingress"]:
-            for port in rule["ports"]:
+            for port in rule.get("ports", []):
                 assert all(port["port"] in ports_of(pod) for pod in guarded.values())
         peers = [peer for rule in policy["spec"]["ingress"] for peer in rule.get("from", [])]
         peers += [peer for rule in policy["spec"]["egress"] for peer in rule.get("to", [])]

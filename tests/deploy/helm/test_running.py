@@ -17,7 +17,7 @@ from tests.deploy.helm.kubelet import ADDRESS, Kubelet
 from tests.deploy.helm.rendering import ROOT, all_containers, case, of_kind, pods, render
 from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.checkpoints import write_tiny_llama
-from tests.fakes.ports import free_ports
+from tests.fakes.ports import free_port, free_ports
 from tests.fakes.redis_server import redis_server
 
 
@@ -69,6 +69,37 @@ async def test_so_it_does_with_everything_locked(tmp_path: Path, capsys: pytest.
         given["redis"] = {"external": {"urlSecret": {"name": "redis"}}, "prefix": "prod"}
         given["mtls"] = {"secretName": "inside", "coreName": "localhost"}
         await _serve_ask_and_end(given, secrets, tmp_path)
+
+
+async def test_a_group_of_pods_answers_a_chat_and_falls_as_one(tmp_path: Path) -> None:
+    """Half of the layers in the pod with the core, half in another one, which reaches the core by mTLS."""
+    authority = Authority(tmp_path)
+    secrets = {
+        "inside": {**_pem(authority.issue("inside")), "ca.crt": authority.certificate.chain.read_text()},
+    }
+    given = values()
+    given["test"]["apiKeySecret"]["name"] = ""
+    given["models"]["tiny"]["parallel"] = {"pipeline": 2, "nodes": 2}
+    given["mtls"] = {"secretName": "inside", "coreName": "localhost"}
+    given["enginePorts"]["rendezvous"] = free_port(ADDRESS)
+    write_tiny_llama(tmp_path / "released" / "tiny")
+    objects = render(given)
+    by_name = dict(pods(objects))
+    leader, other, frontend = "prod-tercet-tiny", "prod-tercet-tiny-workers", "prod-tercet-frontend"
+    with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as directory:
+        async with Kubelet(objects, Path(directory), secrets, {"models": tmp_path}, {other: "127.0.0.2"}) as kubelet:
+            await kubelet.start("prod-tercet-redis", by_name["prod-tercet-redis"])
+            await asyncio.gather(*(kubelet.start(name, by_name[name]) for name in (leader, other, frontend)))
+            for name in (f"{leader}/worker", f"{leader}/core", f"{other}/worker", f"{frontend}/frontend"):
+                await kubelet.until(name, "readinessProbe")
+                assert await kubelet.probe(name, "livenessProbe")
+            code, said = await kubelet.run_to_end("prod-tercet-test", by_name["prod-tercet-test"])
+            assert code == 0, said
+            # A worker that is gone ends that of the other pod, so both restart, as the group is to.
+            gone = kubelet.running.pop(f"{other}/worker")
+            gone.process.terminate()
+            assert await gone.ended() == 0
+            assert await kubelet.running[f"{leader}/worker"].ended() == 1
 
 
 def _new_key(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
