@@ -49,11 +49,11 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copies = torch.cuda.Stream(device)
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # of torch
 
     def event(self) -> Event:
         """See `Streams`."""
-        made: Event = torch.cuda.Event()
+        made: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
         return made
 
     def pinned(self, count: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ class CudaStreams:
                 host.copy_(tensor, non_blocking=True)
                 tensor.record_stream(self._copies)  # its memory is not given to others before it was read
                 hosts.append(host)
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
             done.record(self._copies)
         return _Copied(hosts, done)
 

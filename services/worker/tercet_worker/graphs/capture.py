@@ -31,7 +31,7 @@ class CudaCapturer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # of torch
 
     def capture(self, work: Work) -> Work:
         """See `Capturer`."""

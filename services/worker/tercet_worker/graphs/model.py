@@ -266,7 +266,7 @@ class ProgramModel:
             elif isinstance(step, Reduce):
                 if attention is not None:
                     self._communicator.all_reduce_(stream)
-            elif isinstance(step, Rotate) and attention is not None and result is not None:
+            elif attention is not None and result is not None:
                 number = next(n for n, rope in enumerate(self._program.ropes) if rope is step.rope)
                 queries = self._queries[: tokens * step.heads.query * step.heads.size]
                 attention.rotate_and_write(

@@ -108,14 +108,15 @@ class Sampler:
         if batch.changes is not None:
             self._change_(logits, batch.changes, grammar)
             best = logits.index_select(0, batch.changes.rows).max(dim=1)
-            highest[batch.changes.rows], tokens[batch.changes.rows] = best.values, best.indices
+            highest.index_copy_(0, batch.changes.rows, best.values)
+            tokens.index_copy_(0, batch.changes.rows, best.indices)
         if self._parts.draw is not None:
             self._parts.draw(logits, highest, batch, batch.plain_rows, tokens)
         else:
             for rows in _pieces(batch.plain_rows, self._rows_at_once):
-                tokens[rows] = self._draw_from_all(logits, highest, batch, rows)
+                tokens.index_copy_(0, rows, self._draw_from_all(logits, highest, batch, rows))
         for rows in _pieces(batch.truncated_rows, self._rows_at_once):
-            tokens[rows] = self._draw_from_best(logits, highest, batch, rows)
+            tokens.index_copy_(0, rows, self._draw_from_best(logits, highest, batch, rows))
         return Sampled(tokens.masked_fill_(~finite, 0), finite)
 
     def _change_(self, logits: torch.Tensor, changes: Changes, grammar: GrammarSource | None) -> None:
