@@ -67,7 +67,7 @@ def end_process(code: int) -> None:
 
     The interpreter's own way out would take such a thread down from inside native code, which aborts the process.
     """
-    if any(thread.name == "device" and thread.is_alive() for thread in threading.enumerate()):
+    if any(thread.name in {"device", "results"} and thread.is_alive() for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

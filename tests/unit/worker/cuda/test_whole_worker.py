@@ -21,6 +21,8 @@ from tests.fakes.checkpoints import write_tiny_llama
 from tests.fakes.gpu import FakeWrappers, RerunCapturer, fake_machine
 from tests.integration.worker.driver import Driver, engine_for
 
+pytestmark = pytest.mark.timeout(300)  # the interpreter is slow
+
 FLAGS = ("--max-num-seqs=12", "--num-kv-blocks=96", "--max-num-batched-tokens=48", "--max-model-len=256")
 RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(3, 384, length).tolist() for length in (37, 1, 20, 64, 2)]
