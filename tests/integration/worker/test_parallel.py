@@ -29,7 +29,7 @@ TEXTS = (
 )
 
 
-def played_alone(model: Path, *flags: str, prompts: list[list[int]] = PROMPTS, outputs: int = 12) -> Play:
+def played_alone(model: Path, *flags: str, prompts: list[list[int]] = PROMPTS, outputs: int = 9) -> Play:
     runner = engine_for(model, *flags, *FLAGS).runner
     return play(Driver(runner), prompts, runner.limits.vocab_size, outputs=outputs)
 

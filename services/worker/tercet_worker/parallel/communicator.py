@@ -207,7 +207,7 @@ class ProcessGroups:
             return parts
         own, first = self.topology.tp_rank, self.topology.stage * self.topology.tensor
         others = [place for place in range(self.topology.tensor) if place != own]
-        works = [dist.irecv(parts[place], first + place, group=self._stage_group) for place in others]
+        works: list[Any] = [dist.irecv(parts[place], first + place, group=self._stage_group) for place in others]
         works += [dist.isend(part, first + place, group=self._stage_group) for place in others]
         parts[own] = part
         for work in works:
