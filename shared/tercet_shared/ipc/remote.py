@@ -340,14 +340,17 @@ class RemoteLink:
         if self._ending.reason is not None:
             raise LinkClosedError(self._ending.reason.text)
 
+    def _is_over(self) -> bool:
+        return self._ending.reason is not None
+
     def _end(self, kind: CloseKind, text: str) -> None:
         """Closes the link, once, and tells everybody why."""
-        if self._ending.reason is not None:
+        if self._is_over():
             return
         if kind in {CloseKind.PEER_DIED, CloseKind.GOODBYE}:
             for stream in self._starting:
                 self._begin(stream)
-            if self._ending.reason is not None:  # what it had to say was not valid
+            if self._is_over():  # what it had to say was not valid
                 return
             self._parts.clear()
         else:

@@ -113,6 +113,7 @@ class RemoteListener(pb_grpc.WorkerLinkServicer):
         first = await wire.read()
         if first is None:
             raise LinkClosedError("it left before its hello")
+        hello = b""
         try:
             hello = self._hello(first)
             verdict = self._on_hello(hello)

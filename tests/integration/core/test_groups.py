@@ -86,7 +86,8 @@ async def test_requests_take_turns_in_the_stages(start_core: StartCore, ranks: i
             assert all(rank.welcome is not None and rank.welcome.pipeline_depth == depth for rank in group.ranks)
             group.answering.hold()
             await submit_all(client)
-            await group.answering.wait_for_steps(1)
+            # All of them, so that none still has a prompt when the others have their turns.
+            await until(client, lambda reply: reply.stats.running + reply.stats.waiting == len(PROMPTS))
             group.answering.release()
             await client.finished(*PROMPTS)
             check_all(client)

@@ -36,7 +36,7 @@ from tercet_shared.wire.step import (
     empty_i32,
     offsets_of,
 )
-from tercet_worker import runner as runner_module
+from tercet_worker.program.compiled import CompiledModel
 from tercet_worker.program.decode import DecodeSteps
 from tercet_worker.worker import serve
 from tests.fakes.checkpoints import write_tiny_llama
@@ -303,24 +303,27 @@ async def test_a_fault_in_a_step_is_an_error_of_that_step(
         await link.close()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_rows_that_are_not_finite_are_told_and_the_others_go_on(
-    tmp_path: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     async with ScriptedCore(tmp_path / "w.sock").listen() as core:
         link, _ = await core.worker()
-        rows = [NewSlot(Slot(slot), 1, 2, np.array([7, slot], np.int32), SamplingParams()) for slot in range(3)]
+        params = SamplingParams(temperature=temperature)
+        rows = [NewSlot(Slot(slot), 1, 2, np.array([7, slot], np.int32), params) for slot in range(3)]
         both = StepPlan(
             1, empty_i32(), NewSlots.build(rows), np.arange(3, dtype=np.int32), np.full(3, 2, np.int32),
             np.zeros(3, np.int32), np.ones(3, np.bool_), offsets_of([1, 1, 1]), np.array([5, 6, 7], np.int32),
         )  # fmt: skip
-        original = runner_module.ModelRunner._logits
+        original = CompiledModel.forward
 
-        def poisoned(self: Any, batch: Any, hidden: Any) -> Any:
-            hidden[batch.logits_rows[1]] = float("nan")
-            return original(self, batch, hidden)
+        def poisoned(self: CompiledModel, *inputs: Any) -> Any:
+            hidden = original(self, *inputs)
+            hidden[3] = float("nan")  # the last token of the second row
+            return hidden
 
         with monkeypatch.context() as patch:
-            patch.setattr(runner_module.ModelRunner, "_logits", poisoned)
+            patch.setattr(CompiledModel, "forward", poisoned)
             link.send(encode_plan(both))
             result = await core.result()
         assert result.not_finite.tolist() == [1]
