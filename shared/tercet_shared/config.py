@@ -456,6 +456,11 @@ class CoreSettings(_Settings, Common, SchedulerOptions, LimitOptions):
 
     listen: str = Field("127.0.0.1:8100", description="Address for front ends, as host:port or unix:/path.")
     link: Path = Field(Path("run/worker.sock"), description="Unix socket to which the worker connects.")
+    remote_workers: bool = Field(
+        False,
+        description="Let workers on other hosts connect at --listen, as tercet worker --core-address does. Whoever "
+        "reaches that port can then be the worker, unless --mtls-cert keeps strangers out.",
+    )
     model: str | None = Field(
         None,
         description="The worker's model, whose tokenizer grammars need; without it they are refused. With Redis, front "

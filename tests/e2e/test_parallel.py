@@ -73,7 +73,7 @@ class Hosts:
         # A core goes on only with a worker that offers what the one before it did.
         self._flags = ("--dtype=float32", "--num-kv-blocks=64", "--threads=1")
         self._parallel = ("--tensor-parallel-size=2", "--nodes=2", f"--rendezvous=127.0.0.1:{meeting}")
-        self.start("core", f"--listen={self._engine}", self._link)
+        self.start("core", f"--listen={self._engine}", self._link, "--remote-workers")
         self.start("frontend", self._model, f"--core={self._engine}", f"--port={self.http}")
 
     def start(self, service: str, *arguments: str) -> subprocess.Popen[str]:

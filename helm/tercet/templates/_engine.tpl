@@ -40,6 +40,9 @@ spec:
         - {{ printf "--listen=%s:%d" $any (int64 $ports.grpc) | quote }}
         - {{ printf "--advertise=%s:%d" $address (int64 $ports.grpc) | quote }}
         - --link={{ $link }}
+        {{- if gt (int $model.parallel.nodes) 1 }}
+        - --remote-workers
+        {{- end }}
         - {{ printf "--metrics-host=%s" (ternary "::" "0.0.0.0" .root.Values.ipv6) | quote }}
         - --metrics-port={{ $ports.metrics }}
         - --redis-prefix={{ .root.Values.redis.prefix }}

@@ -27,7 +27,7 @@ from tercet_core.step_timer import StepTimer
 from tercet_core.token_rate import TokenRate
 from tercet_shared.errors import InternalError, LinkError, ProtocolError, UnavailableError
 from tercet_shared.ipc.errors import FrameTooLargeError
-from tercet_shared.ipc.link import CloseKind, CloseReason
+from tercet_shared.ipc.link import LEAVES, CloseKind, CloseReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ class Loss:
     Attributes:
         reason: one sentence.
         hangs: whether its process may still exist but cannot be relied on, so that somebody should end it.
-        orderly: whether it said that it goes.
+        orderly: whether it was asked to go, and said so.
     """
 
     reason: str
@@ -414,5 +414,6 @@ class Engine:
 
 
 def _loss_by(reason: CloseReason) -> Loss:
-    hangs, orderly = reason.kind is CloseKind.HEARTBEAT_LOST, reason.kind is CloseKind.GOODBYE
-    return Loss(reason.text, hangs=hangs, orderly=orderly)
+    # One that says what went wrong is lost like one that cannot say anything any more: perhaps by what it computed.
+    orderly = reason.kind is CloseKind.GOODBYE and reason.text.endswith(LEAVES)
+    return Loss(reason.text, hangs=reason.kind is CloseKind.HEARTBEAT_LOST, orderly=orderly)

@@ -328,7 +328,8 @@ def make_server(
         ]
     )
     pb_grpc.add_EngineServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
-    link_grpc.add_WorkerLinkServicer_to_server(workers, server)  # type: ignore[no-untyped-call]  # generated
+    if settings.remote_workers:
+        link_grpc.add_WorkerLinkServicer_to_server(workers, server)  # type: ignore[no-untyped-call]  # generated
     checks = HealthChecks(health.HealthServicer())
     health_pb2_grpc.add_HealthServicer_to_server(checks.servicer, server)
     tls = None if is_local(settings.listen) else mutual_tls(settings)

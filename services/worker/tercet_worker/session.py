@@ -66,8 +66,9 @@ class Session:
         self._link = link
         self._runner = runner
         self._device = device
-        # A rank that does not answer may be a little behind the one that does, by which the core counts.
-        self._depth = depth if topology.answers else 2 * depth
+        # A rank that does not answer may be behind the one that does, by which the core counts, and learn late of what
+        # it has done.
+        self._depth = depth if topology.answers else 3 * depth
         self._topology = topology
         self._broken: asyncio.Future[None] | None = None
         self._observer = StepObserver() if observer is None else observer

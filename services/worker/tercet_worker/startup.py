@@ -129,6 +129,8 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         transfer=parts.transfer,
         best=parts.best,
     )
+    # The last that can take long, or fail, is done: who is gone is missed here, not by a core that waits for all.
+    communicator.minimum((0,))
     offer = WorkerHello(
         protocol=PROTOCOL_VERSION,
         incarnation="",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tercet_shared.errors import LinkError, ProtocolError, TercetError
 from tercet_shared.ipc.connect import Joined, connect
 from tercet_shared.ipc.errors import LinkRejectedError, LinkUnavailableError
+from tercet_shared.ipc.link import LEAVES
 from tercet_shared.mtls import is_local, mutual_tls
 from tercet_shared.telemetry.telemetry import Telemetry
 from tercet_shared.wire.frames import decode_welcome, encode_hello
@@ -113,7 +114,7 @@ async def _serve_cores(
         joined = await _join(door, offer, stop, _REJOIN_PATIENCE if ready or topology.ranks > 1 else 0.0)
         if joined is None:
             return
-        connection, goodbye = joined.connection, "the worker stops"
+        connection, goodbye = joined.connection, LEAVES
         try:
             welcome = _check_welcome(decode_welcome(joined.reply), offer)
             if not ready:

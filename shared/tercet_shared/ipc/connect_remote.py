@@ -124,7 +124,9 @@ def _open_channel(address: str, tls: MutualTls | None, tls_name: str | None) -> 
 
 def _failure(address: str, error: grpc.aio.AioRpcError) -> LinkUnavailableError | ProtocolError:
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return ProtocolError(f"what listens at {address} takes no workers")
+        return ProtocolError(
+            f"what listens at {address} takes no workers from other hosts; a core does with --remote-workers"
+        )
     details = error.details() or error.code().name
     return LinkUnavailableError(f"no core can be reached at {address}: {details}")
 

@@ -41,6 +41,10 @@ class CloseKind(StrEnum):
     """The other side sent what the protocol does not allow."""
 
 
+LEAVES = "the worker stops"
+"""The goodbye of a worker that was asked to stop. Every other one says what went wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class CloseReason:
     """Why a link is closed: the kind to decide by, and a sentence for people."""

@@ -99,7 +99,12 @@ def run_dir() -> Iterator[Path]:
 def start_core(run_dir: Path) -> StartCore:
     @asynccontextmanager
     async def start(**changes: Any) -> AsyncIterator[RunningCore]:
-        base = {"listen": f"unix:{run_dir}/core.sock", "link": run_dir / "worker.sock", "heartbeat_interval": 0.1}
+        base = {
+            "listen": f"unix:{run_dir}/core.sock",
+            "link": run_dir / "worker.sock",
+            "heartbeat_interval": 0.1,
+            "remote_workers": True,
+        }
         settings = parse(CoreSettings, []).model_copy(update=base | changes)
         reporter: Any = RecordingReporter()
         checked: Reporter = reporter

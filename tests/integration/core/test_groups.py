@@ -14,12 +14,13 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from tercet_core.links import gate
+from tercet_core.links import gate, gathering
 from tercet_proto.v1 import engine_pb2 as pb
-from tercet_shared.errors import LinkError
+from tercet_shared.errors import LinkError, ProtocolError
 from tercet_shared.ipc.connect import connect
 from tercet_shared.ipc.connect_remote import connect_remote
 from tercet_shared.ipc.errors import LinkRejectedError
+from tercet_shared.ipc.link import LEAVES
 from tercet_shared.ipc.remote import RemoteLink
 from tercet_shared.wire.frames import encode_hello, encode_plan, encode_result
 from tercet_shared.wire.step import StepResult
@@ -205,10 +206,10 @@ async def test_a_single_worker_takes_the_place_of_a_dead_group(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-@pytest.mark.parametrize("goodbye", [True, False])
+@pytest.mark.parametrize("goodbye", [LEAVES, "out of memory", None])
 @pytest.mark.parametrize("remote", [set(), {1}, {2}])
 async def test_the_end_of_one_rank_is_the_end_of_all_and_requests_go_on(
-    start_core: StartCore, lost: int, goodbye: bool, remote: set[int]
+    start_core: StartCore, lost: int, goodbye: str | None, remote: set[int]
 ) -> None:
     async with AsyncExitStack() as stack:
         core = await stack.enter_async_context(start_core())
@@ -221,17 +222,17 @@ async def test_the_end_of_one_rank_is_the_end_of_all_and_requests_go_on(
             await group.answering.wait_for_steps(step + 1)
             group.answering.release(1)
         await group.answering.wait_for_steps(5)
-        if goodbye:
-            await group.ranks[lost].connection.close("out of memory")
-        else:
+        if goodbye is None:
             die(group.ranks[lost])
+        else:
+            await group.ranks[lost].connection.close(goodbye)
         others = [rank for rank in group.ranks if rank is not group.ranks[lost]]
         for rank in others:
             reason = await goodbye_of(rank)
             assert reason.startswith(f"rank {lost} of 3: ")
-            assert ("out of memory" in reason) == goodbye
+            assert goodbye is None or reason.endswith(goodbye)
         waiting = await until(client, lambda reply: not reply.ready)
-        assert waiting.stats.worker_left is goodbye
+        assert waiting.stats.worker_left is (goodbye == LEAVES)
         async with FakeGroup(core.link, 3, "second group", (remote, core.settings.listen)) as second:
             await client.finished(*PROMPTS)
             check_all(client)
@@ -385,3 +386,18 @@ async def test_a_rank_that_is_killed_takes_the_group_along_which_comes_again(
                         async with FakeWorker(core.link, **rank_of("second", 2, 3)):
                             await client.finished(*PROMPTS)
                             check_all(client)
+
+
+async def test_a_core_takes_no_workers_from_other_hosts_unless_it_is_told_to(start_core: StartCore) -> None:
+    async with start_core(remote_workers=False) as core:
+        with pytest.raises(ProtocolError, match="--remote-workers"):
+            await connect_remote(core.settings.listen, encode_hello(hello()))
+
+
+async def test_ranks_that_wait_in_vain_are_sent_away(start_core: StartCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_PATIENCE_S", 0.05)
+    async with start_core() as core:
+        async with FakeWorker(core.link, **rank_of("half", 0, 2)) as alone:
+            assert (await goodbye_of(alone)).startswith("rank 1 of 2 did not come within")
+        async with FakeWorker(core.link):
+            await core.ready()

@@ -12,6 +12,7 @@ from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.errors import LinkError
 from tercet_shared.ipc.connect import connect
 from tercet_shared.ipc.errors import LinkRejectedError
+from tercet_shared.ipc.link import LEAVES
 from tercet_shared.wire.frames import encode_hello, encode_result
 from tercet_shared.wire.step import StepResult
 from tests.fakes.stream_client import Client
@@ -27,8 +28,8 @@ def die(worker: FakeWorker) -> None:
     worker.connection._sock.shutdown(socket.SHUT_RDWR)
 
 
-async def leave(worker: FakeWorker) -> None:
-    await worker.connection.close("out of memory")
+async def leave(worker: FakeWorker, goodbye: str = "out of memory") -> None:
+    await worker.connection.close(goodbye)
 
 
 async def submit_all(client: Client) -> None:
@@ -44,8 +45,8 @@ def check_all(client: Client) -> None:
 
 
 @pytest.mark.parametrize("answered", [0, 1, 2, 7])
-@pytest.mark.parametrize("goodbye", [True, False])
-async def test_requests_go_on_with_the_next_worker(start_core: StartCore, answered: int, goodbye: bool) -> None:
+@pytest.mark.parametrize("goodbye", [LEAVES, "out of memory", None])
+async def test_requests_go_on_with_the_next_worker(start_core: StartCore, answered: int, goodbye: str | None) -> None:
     async with start_core() as core, at_work(core) as (client, first):
         first.hold()
         await submit_all(client)
@@ -53,15 +54,15 @@ async def test_requests_go_on_with_the_next_worker(start_core: StartCore, answer
             await first.wait_for_steps(step + 1)
             first.release(1)
         await first.wait_for_steps(answered + 2)
-        if goodbye:
-            await leave(first)
-        else:
+        if goodbye is None:
             die(first)
+        else:
+            await leave(first, goodbye)
         waiting = await until(client, lambda reply: not reply.ready)
         assert waiting.not_ready_reason == "waiting for the worker"
         assert waiting.stats.free_blocks == waiting.stats.num_blocks
         assert waiting.stats.without_worker_s > 0
-        assert waiting.stats.worker_left is goodbye
+        assert waiting.stats.worker_left is (goodbye == LEAVES)
         async with FakeWorker(core.link, incarnation="second") as second:
             await client.finished(*PROMPTS)
             check_all(client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _OWN: Final = frozenset({"incarnation", "rank", "answers", "device", "pid"})
 """Fields of a hello in which ranks may differ."""
+_PATIENCE_S: Final = 30.0
+"""Seconds after the latest rank within which another one must come: they met before, so they come together."""
 
 
 class Gathering:
@@ -39,6 +42,7 @@ class Gathering:
         self._on_dissolved = on_dissolved
         self._over = False
         self._last_arrival = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def missing(self) -> list[int]:
@@ -68,7 +72,9 @@ class Gathering:
         rank = Rank(link, hello)
         self._ranks[hello.rank] = rank
         self._last_arrival = time.monotonic()
+        self._stop_timer()
         if self.missing:
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self._give_up)
             link.on_closed(lambda reason: self._left(rank, reason))
             return None
         if not any(each.hello.answers for each in self._ranks.values()):
@@ -82,6 +88,7 @@ class Gathering:
         if self._over:
             return
         self._over = True
+        self._stop_timer()
         for rank in self._ranks.values():
             self._spawn(rank.link.close(reason))
         self._on_dissolved(self, reason)
@@ -91,6 +98,14 @@ class Gathering:
         missing = [str(number) for number in self.missing]
         names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing[:-1])} and {missing[-1]}"
         return f"{names} of {self._first.ranks}"
+
+    def _give_up(self) -> None:
+        self.dissolve(f"{self.lack()} did not come within {_PATIENCE_S:g} s after the others")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _left(self, rank: Rank, reason: CloseReason) -> None:
         self.dissolve(f"{rank.name} left before all were here: {reason.text}")
