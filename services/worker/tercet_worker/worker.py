@@ -114,7 +114,7 @@ async def _serve_cores(
         joined = await _join(door, offer, stop, _REJOIN_PATIENCE if ready or topology.ranks > 1 else 0.0)
         if joined is None:
             return
-        connection, goodbye = joined.connection, LEAVES
+        connection, goodbye = joined.connection, "the worker failed"
         try:
             welcome = _check_welcome(decode_welcome(joined.reply), offer)
             if not ready:
@@ -123,6 +123,7 @@ async def _serve_cores(
             logger.info("joined core %s at %s", welcome.core_id, door.address)
             session = Session(connection, engine.runner, device, welcome.pipeline_depth, observer, topology)
             reason = await _unless(stop, session.run())
+            goodbye = LEAVES
         except TercetError as error:
             goodbye = error.message
             raise
