@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from tercet_core.links import gate, gathering
-from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.errors import LinkError, ProtocolError
 from tercet_shared.ipc.connect import connect
 from tercet_shared.ipc.connect_remote import connect_remote
@@ -25,23 +24,9 @@ from tercet_shared.ipc.remote import RemoteLink
 from tercet_shared.wire.frames import encode_hello, encode_plan, encode_result
 from tercet_shared.wire.step import StepResult
 from tests.fakes.stream_client import Client
-from tests.fakes.worker import TIMEOUT, FakeGroup, FakeWorker, expected, hello, rank_of
+from tests.fakes.worker import TIMEOUT, FakeGroup, FakeWorker, hello, rank_of
 from tests.integration.core.conftest import StartCore, info, until
-
-PROMPTS = {handle: [handle + 3] * (1 + 23 * handle) for handle in range(8)}
-LENGTHS = {handle: 20 + 15 * handle for handle in range(8)}
-
-
-async def submit_all(client: Client) -> None:
-    for handle, prompt in PROMPTS.items():
-        await client.submit(handle, prompt, max_tokens=LENGTHS[handle])
-
-
-def check_all(client: Client) -> None:
-    for handle, prompt in PROMPTS.items():
-        choice = client.choices[handle]
-        assert choice.tokens == expected(prompt, LENGTHS[handle])
-        assert (choice.reason, choice.terminal_events, choice.error) == (pb.FINISH_REASON_LENGTH, 1, None)
+from tests.integration.core.known_requests import PROMPTS, check_all, submit_all
 
 
 def die(worker: FakeWorker) -> None:

@@ -18,9 +18,7 @@ from tercet_shared.wire.step import StepResult
 from tests.fakes.stream_client import Client
 from tests.fakes.worker import TIMEOUT, FakeWorker, expected, hello
 from tests.integration.core.conftest import StartCore, at_work, info, until
-
-PROMPTS = {handle: [handle + 3] * (1 + 23 * handle) for handle in range(8)}
-LENGTHS = {handle: 20 + 15 * handle for handle in range(8)}
+from tests.integration.core.known_requests import PROMPTS, check_all, submit_all
 
 
 def die(worker: FakeWorker) -> None:
@@ -30,18 +28,6 @@ def die(worker: FakeWorker) -> None:
 
 async def leave(worker: FakeWorker, goodbye: str = "out of memory") -> None:
     await worker.connection.close(goodbye)
-
-
-async def submit_all(client: Client) -> None:
-    for handle, prompt in PROMPTS.items():
-        await client.submit(handle, prompt, max_tokens=LENGTHS[handle])
-
-
-def check_all(client: Client) -> None:
-    for handle, prompt in PROMPTS.items():
-        choice = client.choices[handle]
-        assert choice.tokens == expected(prompt, LENGTHS[handle])
-        assert (choice.reason, choice.terminal_events, choice.error) == (pb.FINISH_REASON_LENGTH, 1, None)
 
 
 @pytest.mark.parametrize("answered", [0, 1, 2, 7])
