@@ -33,6 +33,9 @@ RemoteCallback: TypeAlias = "Callable[[RemoteLink, bytes], None]"
 class CallContext(Protocol):
     """What is used of ``grpc.aio.ServicerContext``, whose types leave out that `read` may return its end marker."""
 
+    async def send_initial_metadata(self, metadata: tuple[()]) -> None:
+        """Sends the call's headers, once, before anything else."""
+
     async def read(self) -> pb.LinkMessage | object:
         """Returns the next message, or ``grpc.aio.EOF``."""
 
@@ -48,6 +51,13 @@ class _CoreWire:
 
     def __init__(self, context: CallContext) -> None:
         self._context = context
+
+    async def greet(self) -> None:
+        """Lets the caller know that its handshake has begun: it has one of the places for those."""
+        try:
+            await self._context.send_initial_metadata(())
+        except grpc.aio.BaseError as error:
+            raise LinkClosedError(str(error)) from error
 
     async def read(self) -> pb.LinkMessage | None:
         try:
@@ -91,6 +101,7 @@ class RemoteListener(pb_grpc.WorkerLinkServicer):
         self._handshakes += 1
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
+                await wire.greet()
                 met = await self._handshake(wire)
         except TimeoutError:
             within = self._settings.handshake_timeout_s

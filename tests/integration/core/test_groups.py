@@ -37,6 +37,11 @@ def die(worker: FakeWorker) -> None:
         worker.connection._sock.shutdown(socket.SHUT_RDWR)
 
 
+async def gone(client: Client) -> None:
+    """Waits until the core knows that its worker is: only then is there room for the next."""
+    await until(client, lambda reply: not reply.ready)
+
+
 async def goodbye_of(worker: FakeWorker) -> str:
     return str((await asyncio.wait_for(worker.connection.wait_closed(), TIMEOUT)).text)
 
@@ -232,9 +237,11 @@ async def test_a_single_worker_may_follow_a_group_and_the_other_way_round(start_
         await group.answering.wait_for_steps(2)
         die(group.ranks[0])
         await goodbye_of(group.answering)
+        await gone(client)
         async with FakeWorker(core.link) as single:
             single.hold()
             await single.wait_for_steps(2)
+        await gone(client)
         async with FakeGroup(core.link, 3, "second group"):
             await client.finished(*PROMPTS)
             check_all(client)
@@ -281,6 +288,7 @@ async def test_a_result_of_a_rank_that_does_not_answer_breaks_the_protocol(start
         group.ranks[0].connection.send(encode_result(StepResult(1, zeros, zeros[:0])))
         assert "rank 1 answers for its group, but rank 0 of 2 sent a result" in await goodbye_of(group.ranks[0])
         assert (await goodbye_of(group.answering)).startswith("rank 0 of 2: ")
+        await gone(client)
         async with FakeGroup(core.link, 2, "second group"):
             await client.finished(*PROMPTS)
             check_all(client)
@@ -313,6 +321,7 @@ async def test_a_single_worker_on_another_host(start_core: StartCore) -> None:
         with pytest.raises(LinkRejectedError, match="has a worker already"):
             await connect_remote(core.settings.listen, encode_hello(hello()))
         die(first)
+        await gone(client)  # a cancelled call is no end of file in the kernel: gRPC's threads say so in their own time
         async with FakeWorker(core.settings.listen, incarnation="second"):
             await client.finished(*PROMPTS)
             check_all(client)
@@ -367,6 +376,7 @@ async def test_a_rank_that_is_killed_takes_the_group_along_which_comes_again(
                     killed.kill()
                     assert (await goodbye_of(answering)).startswith("rank 0 of 3: the worker is gone")
                     assert (await other.line()).startswith("goodbye: rank 0 of 3: the worker is gone")
+                    await gone(client)
                     with Process(where, "second", "0", "3"), Process(core.link, "second", "1", "3"):
                         async with FakeWorker(core.link, **rank_of("second", 2, 3)):
                             await client.finished(*PROMPTS)

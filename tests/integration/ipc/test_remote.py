@@ -115,7 +115,7 @@ async def test_handshakes_at_once_are_bounded() -> None:
     async with attaching(small(max_handshakes=2)) as (core, address):
         async with calling(address) as first, calling(address) as second:
             for call in (first, second):
-                await call.wait_for_connection()
+                await call.initial_metadata()  # the core has begun with it; a connection alone does not say so
             with pytest.raises(LinkUnavailableError, match="too many workers attach at once"):
                 await connect_remote(address, b"third")
             await first.write(opening(b"first"))
