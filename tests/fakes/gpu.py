@@ -63,6 +63,7 @@ class FakeWrapper:
     kind: str
     log: list[str]
     buffers: tuple[Tensor, Tensor, Tensor] | None = None
+    schedule: Tensor | None = None
     levels: list[dict[str, Any]] = field(default_factory=list)
 
     def plan(self, *args: Any, **options: Any) -> None:
@@ -135,11 +136,19 @@ class FakeWrappers:
     """Implements ``Wrappers``."""
 
     log: list[str] = field(default_factory=list)  # what was planned, in order
+    schedules: int = 0
 
     def check(self, spec: AttentionSpec) -> None: ...
 
-    def decode(self, rows: int | None, buffers: tuple[Tensor, Tensor, Tensor] | None) -> FakeWrapper:
-        return FakeWrapper("decode" if rows is None else f"graph {rows}", self.log, buffers)
+    def schedule(self) -> Tensor:
+        self.schedules += 1
+        return torch.zeros(8, dtype=torch.uint8)
+
+    def graph(self, buffers: tuple[Tensor, Tensor, Tensor], schedule: Tensor) -> FakeWrapper:
+        return FakeWrapper(f"graph {len(buffers[2])}", self.log, buffers, schedule)
+
+    def decode(self) -> FakeWrapper:
+        return FakeWrapper("decode", self.log)
 
     def prefill(self) -> FakeWrapper:
         return FakeWrapper("prefill", self.log)

@@ -57,3 +57,19 @@ def pages_of(query_starts: I32, seq_lens: I32, block_size: int, *, skip: int = 0
     starts[: count + 1] = query_starts
     starts[count + 1 :] = query_starts[-1] + np.arange(1, padded - count + 1)
     return Pages(starts, offsets, firsts, (lengths - 1) % block_size + 1, lengths, int(blocks.max()))
+
+
+def alike(counts: I32, group: int) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """Returns rows in groups for which FlashInfer takes the same tile of queries, each with the largest it holds.
+
+    It takes one tile for all rows that are planned together, by their mean length: of 16, 64 or 128 pairs of a query
+    and one of the query heads that share a key/value head. How keys are added up depends on the tile. The mean of rows
+    that are in one of these ranges is in it, too. Rows of one token are a group of their own, of 1.
+
+    Args:
+        counts: ``[S]`` queries of each row.
+        group: query heads per key/value head.
+    """
+    pairs = counts.astype(np.int64) * group
+    tiles = np.where(counts == 1, 1, np.where(pairs <= 16, 16, np.where(pairs <= 64, 64, 128)))
+    return [(int(tile), np.flatnonzero(tiles == tile)) for tile in np.unique(tiles)]

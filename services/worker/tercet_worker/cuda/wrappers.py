@@ -12,8 +12,8 @@ from tercet_shared.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tercet_worker.attention.flashinfer import Wrapper
     from tercet_worker.attention.interface import AttentionSpec
+    from tercet_worker.attention.wrappers import Wrapper
 
 HEAD_SIZES = (64, 128, 256)
 """That FlashInfer's kernels are made for."""
@@ -24,17 +24,16 @@ _INTEGERS = 8 * 1024 * 1024
 
 
 class FlashInferWrappers:
-    """Implements ``Wrappers``. One workspace serves all: one of them is used at a time, in the order of the stream.
+    """Implements ``Wrappers``.
 
     Args:
         device: a GPU.
-        batch_invariant: whether contexts are divided into parts of one size, which one of FlashInfer's backends can.
+        batch_invariant: whether results must not depend on the batch, which one of FlashInfer's backends can.
     """
 
     def __init__(self, device: torch.device, *, batch_invariant: bool) -> None:
         self._prefill_backend = "fa2" if batch_invariant else "auto"
         self._floats = torch.zeros(_FLOATS, dtype=torch.uint8, device=device)
-        self._integers = torch.zeros(_INTEGERS, dtype=torch.uint8, device=device)
 
     def check(self, spec: AttentionSpec) -> None:
         """See ``Wrappers``."""
@@ -47,32 +46,43 @@ class FlashInferWrappers:
                 f"{', '.join(map(str, HEAD_SIZES))}"
             )
 
-    def decode(self, rows: int | None, buffers: tuple[Tensor, Tensor, Tensor] | None) -> Wrapper:
+    def schedule(self) -> Tensor:
         """See ``Wrappers``."""
-        offsets, pages, last_lens = buffers or (None, None, None)
+        return torch.zeros(_INTEGERS, dtype=torch.uint8, device=self._floats.device)
+
+    def graph(self, buffers: tuple[Tensor, Tensor, Tensor], schedule: Tensor) -> Wrapper:
+        """See ``Wrappers``."""
+        offsets, pages, last_lens = buffers
         made = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self._floats,
             _LAYOUT,
-            use_cuda_graph=rows is not None,
-            # Several query heads per key/value head are one tile of a matrix product.
+            use_cuda_graph=True,
             use_tensor_cores=True,
             paged_kv_indptr_buffer=offsets,
             paged_kv_indices_buffer=pages,
             paged_kv_last_page_len_buffer=last_lens,
             backend="fa2",
         )
-        return self._sharing(made)
+        made.reset_workspace_buffer(self._floats, schedule)
+        wrapper: Wrapper = made
+        return wrapper
+
+    def decode(self) -> Wrapper:
+        """See ``Wrappers``."""
+        # Several query heads per key/value head are one tile of a matrix product.
+        made: Wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            self._floats, _LAYOUT, use_tensor_cores=True, backend="fa2"
+        )
+        return made
 
     def prefill(self) -> Wrapper:
         """See ``Wrappers``."""
-        made = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._floats, _LAYOUT, backend=self._prefill_backend)
-        return self._sharing(made)
+        made: Wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            self._floats, _LAYOUT, backend=self._prefill_backend
+        )
+        return made
 
     def cascade(self) -> Wrapper:
         """See ``Wrappers``."""
         made: Wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, self._floats, _LAYOUT)
-        return made
-
-    def _sharing(self, made: Wrapper) -> Wrapper:
-        made.reset_workspace_buffer(self._floats, self._integers)  # type: ignore[attr-defined]  # these have it
         return made

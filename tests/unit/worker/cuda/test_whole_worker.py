@@ -45,7 +45,10 @@ def load(model: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
             return CudaPlatform(settings, machine)
 
         monkeypatch.setattr("tercet_worker.startup.choose_platform", choose)
-        return engine_for(model, *FLAGS, *flags)
+        engine = engine_for(model, *FLAGS, *flags)
+        assert isinstance(machine.wrappers, FakeWrappers)
+        machine.wrappers.log.clear()  # of what was tried and captured
+        return engine
 
     return load
 
