@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from tercet_worker.cuda.kernels.sampling import draw_, penalize_, scan
 from tercet_worker.sampling import SamplerParts
+from tercet_worker.sampling.noise import RowKeys
 
 if TYPE_CHECKING:
-    import torch
-
     from tercet_worker.sampling import SamplingBatch
     from tercet_worker.sampling.changes import Penalties
 
@@ -22,6 +23,20 @@ if TYPE_CHECKING:
 def kernel_parts() -> SamplerParts:
     """Returns the parts."""
     return SamplerParts(scan, _draw, _penalize)
+
+
+def warm_up(vocab_size: int, device: torch.device) -> None:
+    """Launches all kernels once, so that no request waits until they are compiled."""
+    logits = torch.zeros((1, vocab_size), device=device)
+    number, none = torch.ones(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    word = none.to(torch.int32)
+    highest, tokens, _ = scan(logits)
+    draw_(logits, highest, number, number, RowKeys(word, word), none, tokens)
+    counts = torch.zeros_like(logits)
+    penalize_(
+        logits, counts, rows=none, owner=none, tokens=none, output=number, repetition=number, frequency=number,
+        presence=number,
+    )  # fmt: skip
 
 
 def _draw(

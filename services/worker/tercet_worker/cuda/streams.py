@@ -72,15 +72,18 @@ class CudaStreams:
                 hosts.append(host)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
             done.record(self._copies)
-        return _Copied(hosts, done)
+        return _Copied(hosts, done, self._device)
 
 
 class _Copied:
     """Implements ``Arrival``."""
 
-    def __init__(self, hosts: list[torch.Tensor], done: Event) -> None:
+    def __init__(self, hosts: list[torch.Tensor], done: Event, device: torch.device) -> None:
         self.tensors = hosts
         self._done = done
+        self._device = device
 
     def wait(self) -> None:
-        self._done.synchronize()
+        # The thread that waits may not have chosen a GPU; CUDA would set up the first one for it, at a cost in memory.
+        with torch.cuda.device(self._device):
+            self._done.synchronize()

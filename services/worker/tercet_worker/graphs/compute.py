@@ -5,8 +5,10 @@ Legend: T tokens of the step, H hidden size, V rows of the vocabulary that this 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from types import FunctionType
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -101,7 +103,20 @@ def function_of(compute: Compute, layers: Layers, dtype: torch.dtype) -> Functio
                 stream.copy_(_embed(token_ids, weights[0], instruction.begin))
         return None if result is None or result in streams else values[result]
 
-    return run
+    return _apart(run, repr(compute.structure))  # type: ignore[arg-type]  # a function, for its code
+
+
+def _apart(function: FunctionType, of: str) -> Function:
+    """Returns ``function`` with code of its own, named by what it is made of.
+
+    torch's compiler counts what it compiled, and remembers which sizes it has seen, by the code and its name: with one
+    code for all, the weights of one function would make those of the next ones sizes that vary, and a model of more
+    than four functions would be beyond its limit.
+    """
+    name = f"run_{hashlib.blake2b(of.encode(), digest_size=8).hexdigest()}"
+    code = function.__code__.replace(co_name=name, co_qualname=name)
+    made: Function = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    return made
 
 
 def _fused(instructions: tuple[Instruction, ...]) -> frozenset[int]:

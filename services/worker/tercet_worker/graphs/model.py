@@ -187,10 +187,12 @@ class ProgramModel:
         return self._model.logits(self._head, hidden)
 
     def compute_only(self, tokens: int) -> torch.Tensor:
-        """Runs a step without cache, attention and other ranks, to see what memory it takes."""
+        """Runs a step without cache and attention, to see what memory it takes. All ranks of a stage do it at once."""
         for place, part in enumerate(self._program.parts):
             if isinstance(part, Segment):
                 self._segment(place, tokens, None)
+        if self._communicator.topology.tensor > 1:
+            self._communicator.all_reduce_(self._stream[:tokens])  # it takes memory at its first use
         return self._result(tokens)
 
     def capture(

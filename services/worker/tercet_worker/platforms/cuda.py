@@ -7,6 +7,7 @@ which is how tests run it.
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from tercet_worker.cuda.batches import DeviceBatches
 from tercet_worker.cuda.kernels.inputs import hand_over
 from tercet_worker.cuda.layers import DeviceHead, KernelLayers
 from tercet_worker.cuda.memory import exhausted, for_kv
-from tercet_worker.cuda.sampler import kernel_parts
+from tercet_worker.cuda.sampler import kernel_parts, warm_up
 from tercet_worker.graphs.compute import TorchLayers
 from tercet_worker.graphs.dispatch import Dispatcher
 from tercet_worker.graphs.model import Functions, ProgramModel, StepInputs
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tercet_shared.config import WorkerSettings
-    from tercet_worker.attention.flashinfer import Wrappers
     from tercet_worker.attention.interface import AttentionBackend, AttentionSpec
+    from tercet_worker.attention.wrappers import Wrappers
     from tercet_worker.cuda.memory import Measured
     from tercet_worker.cuda.streams import Streams
     from tercet_worker.graphs.capture import Capturer
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 STEP_TOKENS = 8192
 """Default budget of a step: a large GPU computes that in some tens of milliseconds."""
 _FP8 = torch.float8_e4m3fn
+_SAMPLING = 3
+"""Times the logits of all rows that sampling takes beside them, where requests ask for all there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class CudaPlatform:
         self.device = machine.device
         self.dtype = machine.dtype
         self._dispatcher = Dispatcher.eager()
+        self._compiling = 0.0  # seconds of the first step, in which functions are compiled
         self._inputs: StepInputs | None = None
         self._attention: FlashInferAttention | None = None
 
@@ -163,9 +167,12 @@ class CudaPlatform:
         if not isinstance(model, ProgramModel):
             raise InternalError("another model than the platform's")
         with self._memory("trying a step of the largest size (lower --max-num-batched-tokens)"), torch.inference_mode():
+            began = time.monotonic()
             hidden = model.compute_only(model.max_tokens)
+            self._compiling = time.monotonic() - began
             if hidden.dtype is self.dtype:
-                model.logits(hidden[: min(self._settings.max_num_seqs, len(hidden))])
+                logits = model.logits(hidden[: min(self._settings.max_num_seqs, len(hidden))])
+                torch.empty((_SAMPLING, *logits.shape), device=logits.device)
         graphs = len(self._dispatcher.full) + len(self._dispatcher.piecewise)
         return KvMemory(for_kv(self._machine.measure(), self._settings.gpu_memory_utilization, graphs), 1.0)
 
@@ -185,13 +192,17 @@ class CudaPlatform:
         if own is None or inputs is None or own is not attention or not isinstance(model, ProgramModel):
             raise InternalError("parts of another platform")
         with self._memory("capturing graphs (--enforce-eager does without)"), torch.inference_mode():
+            report("preparing kernels", None)
+            warm_up(limits.vocab_size, self.device)
             own.reserve(state.slots * state.max_blocks)
+            own.warm_up()
             seconds = model.capture(
                 self._dispatcher, self._machine.capturer, own, lambda done: report("capturing graphs", done)
             )
         if self._dispatcher.piecewise:
             logger.info(
-                "compiled and captured %d full and %d piecewise graphs in %.1f s",
+                "compiled in %.1f s; captured %d full and %d piecewise graphs in %.1f s",
+                self._compiling,
                 len(self._dispatcher.full),
                 len(self._dispatcher.piecewise),
                 seconds,
@@ -211,6 +222,15 @@ class CudaPlatform:
         """Makes one sentence of a GPU that has no memory left."""
         try:
             yield
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:  # torch has no narrower one for a capture that ends in the middle
+            if not _ran_out(error):
+                raise
             measured = self._machine.measure()
             raise exhausted(doing, measured.free, measured.total) from error
+
+
+def _ran_out(error: BaseException | None) -> bool:
+    """Returns whether this error is one of memory, or came up in dealing with one, as when a capture is left."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
