@@ -39,20 +39,22 @@ def usual(model: Path, engine: Engine) -> ModelRunner:
     return runner
 
 
-def params(index: int) -> SamplingParams:
-    """Returns what request ``index`` asks for: greedy and drawn, some with stop ids that are masked at first."""
-    if index % 3 == 0:
-        return SamplingParams(temperature=0.0, max_tokens=100)
-    if index % 3 == 1:
-        return SamplingParams(temperature=0.9, top_p=0.9, seed=index, max_tokens=100)
-    return SamplingParams(temperature=0.0, max_tokens=100, min_tokens=6, eos_token_ids=tuple(range(0, V, 7)))
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=100),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=1, max_tokens=100),
+    SamplingParams(temperature=0.0, max_tokens=100, min_tokens=6, eos_token_ids=tuple(range(0, V, 7))),
+    SamplingParams(temperature=1.3, seed=3, max_tokens=100),
+    SamplingParams(temperature=1.0, min_p=0.05, seed=4, max_tokens=100),
+    SamplingParams(temperature=0.7, top_k=5, top_p=0.8, seed=5, max_tokens=100),
+]
+"""What each request asks for: greedy and drawn, one with stop ids that are masked at first."""
 
 
 def outputs(runner: ModelRunner, chosen: list[int], steps: int) -> list[list[int]]:
     """Runs the chosen prompts together and returns their outputs."""
     runner.reset()
     driver = Driver(runner)
-    requests = [driver.start(slot, PROMPTS[index], params(index)) for slot, index in enumerate(chosen)]
+    requests = [driver.start(slot, PROMPTS[index], PARAMS[index]) for slot, index in enumerate(chosen)]
     for request in requests:
         driver.step({request.slot: request.need})
     for _ in range(steps):
@@ -60,7 +62,9 @@ def outputs(runner: ModelRunner, chosen: list[int], steps: int) -> list[list[int
     return [request.output for request in requests]
 
 
-@pytest.mark.parametrize("chosen", [[0], [3], [0, 3], [2], [1], [0, 1, 2, 3, 4, 5]], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [*([each] for each in range(6)), [0, 3], [0, 4, 1, 3, 5], [5, 1], [0, 1, 2, 3, 4, 5]], ids=str
+)
 def test_tokens_are_those_of_the_usual_way(engine: Engine, usual: ModelRunner, chosen: list[int]) -> None:
     assert outputs(engine.runner, chosen, 36) == outputs(usual, chosen, 36)
     mine, theirs = engine.runner._state, usual._state

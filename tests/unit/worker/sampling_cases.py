@@ -10,7 +10,7 @@ import torch
 
 from tercet_shared.sampling_params import SamplingParams
 from tercet_shared.wire.step import NewSlot, NewSlots, Slot
-from tercet_worker.sampling import Sampled, Sampler, SamplingTable
+from tercet_worker.sampling import Sampled, Sampler, SamplerParts, SamplingTable
 from tercet_worker.sampling.noise import RowKeys, gumbel
 
 CPU = torch.device("cpu")
@@ -31,9 +31,15 @@ class Row:
         return list(self.text) or [0] * self.position
 
 
-def draw(logits: npt.NDArray[np.float32], rows: list[Row], *, first_candidates: int | None = None) -> list[int]:
+def draw(
+    logits: npt.NDArray[np.float32],
+    rows: list[Row],
+    *,
+    first_candidates: int | None = None,
+    parts: SamplerParts | None = None,
+) -> list[int]:
     """Returns what the sampler draws for ``logits [R, V]``."""
-    return sample(logits, rows, first_candidates=first_candidates).token_ids.tolist()
+    return sample(logits, rows, first_candidates=first_candidates, parts=parts).token_ids.tolist()
 
 
 def pack(masks: list[frozenset[int]], vocab_size: int) -> npt.NDArray[np.uint32]:
@@ -73,11 +79,17 @@ def fill(rows: list[Row], slots: npt.NDArray[np.int64]) -> SamplingTable:
     return table
 
 
-def sample(logits: npt.NDArray[np.float32], rows: list[Row], *, first_candidates: int | None = None) -> Sampled:
+def sample(
+    logits: npt.NDArray[np.float32],
+    rows: list[Row],
+    *,
+    first_candidates: int | None = None,
+    parts: SamplerParts | None = None,
+) -> Sampled:
     """Runs the sampler on a copy of ``logits``, each row in a slot of its own: first those without a grammar."""
     slots = np.arange(len(rows))[::-1].copy() + 2
     table = fill(rows, slots)
-    sampler = Sampler(logits.shape[1], CPU)
+    sampler = Sampler(logits.shape[1], CPU, parts=parts)
     if first_candidates is not None:
         sampler._first_candidates = first_candidates
     tokens, finite = torch.zeros(len(rows), dtype=torch.int64), torch.zeros(len(rows), dtype=torch.bool)

@@ -42,8 +42,15 @@ class DecodeTables(Structure):
         ("num_blocks", c_int32),
         ("vocab_size", c_int32),
         ("sampling_stride", c_int32),
-        ("sampling_asks", c_int32),
-        ("sampling_min_len", c_int32),
+        ("column_temperature", c_int32),
+        ("column_top_p", c_int32),
+        ("column_log_min_p", c_int32),
+        ("column_top_k", c_int32),
+        ("column_seed_low", c_int32),
+        ("column_seed_high", c_int32),
+        ("column_min_len", c_int32),
+        ("column_asks", c_int32),
+        ("draws", c_int32),
     ]
 
 

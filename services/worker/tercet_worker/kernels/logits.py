@@ -1,4 +1,4 @@
-"""Finds the best logit of every row in one pass over them."""
+"""Kernels over rows of logits: the best of each, and tokens drawn from them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tercet_shared.errors import InternalError
+from tercet_worker.kernels.step_abi import Draw
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tercet_worker.kernels.library import Isa, KernelLibrary
+    from tercet_worker.sampling import SamplingBatch
 
 
 class LogitScan:
@@ -49,3 +53,42 @@ class LogitScan:
             finite.data_ptr(),
         )
         return highest, places, finite
+
+
+class LogitDraw:
+    """Calls the kernel; is a ``sampling.sampler.Draw``, for rows with top-k and top-p as well as for others.
+
+    Tokens are those of ``sampling.sampler`` but for rounding: sums and logarithms differ in the last bits.
+
+    Args:
+        library: the loaded kernels.
+        threads: to use for many rows.
+        isa: instruction set to use; the best one for None.
+
+    Raises:
+        ConfigurationError: ``isa`` is not available.
+    """
+
+    def __init__(self, library: KernelLibrary, *, threads: int, isa: Isa | None = None) -> None:
+        self._isa = int(library.require(isa))
+        self._threads = threads
+        self._draw: Any = library.cdll.tercet_logits_draw
+
+    def __call__(self, logits: Tensor, highest: Tensor, batch: SamplingBatch, rows: Tensor, tokens: Tensor) -> None:
+        """See ``sampling.sampler.Draw``. ``logits [R, V]`` are float32 and contiguous.
+
+        Raises:
+            InternalError: there is no memory for the candidates of top-k and top-p.
+        """
+        if not len(rows):
+            return
+        start, size = logits.data_ptr(), logits.shape[1]
+        columns = (
+            highest, batch.temperature, batch.top_p, batch.log_min_p, batch.top_k, batch.keys.a, batch.keys.b,
+        )  # fmt: skip
+        starts = [start + 4 * size * row for row in rows.tolist()]
+        fields = zip(starts, *(column[rows].tolist() for column in columns), strict=True)
+        draws = (Draw * len(rows))(*fields)
+        if not self._draw(self._isa, self._threads, draws, len(rows), size):
+            raise InternalError("there is no memory to draw tokens with top-k or top-p")
+        tokens[rows] = torch.tensor([draw.token for draw in draws])

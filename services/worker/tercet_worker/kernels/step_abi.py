@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import ClassVar
 
 PANEL = 16
@@ -85,6 +85,22 @@ class Call(Structure):
     ]
 
 
+class Draw(Structure):
+    """A row to draw for; see ``TercetDraw``."""
+
+    _fields_: ClassVar = [
+        ("logits", c_void_p),
+        ("highest", c_float),
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("log_min_p", c_float),
+        ("top_k", c_int32),
+        ("key_a", c_uint32),
+        ("key_b", c_uint32),
+        ("token", c_int64),
+    ]
+
+
 def declare(cdll: ctypes.CDLL) -> None:
     """Declares the signatures of the program's and the packing functions."""
     cdll.tercet_program_create.argtypes = [c_int32, c_int32, c_int32, POINTER(c_int32)]
@@ -105,3 +121,5 @@ def declare(cdll: ctypes.CDLL) -> None:
     cdll.tercet_weights_pack_quant.restype = None
     cdll.tercet_logits_scan.argtypes = [c_int32, c_int32, c_void_p, c_int32, c_int32, *[c_void_p] * 3]
     cdll.tercet_logits_scan.restype = None
+    cdll.tercet_logits_draw.argtypes = [c_int32, c_int32, c_void_p, c_int32, c_int32]
+    cdll.tercet_logits_draw.restype = c_bool

@@ -12,7 +12,7 @@ from tercet_worker.attention.cpu import CpuAttention
 from tercet_worker.attention.select import cpu_attention, load_kernels_or_warn
 from tercet_worker.attention.torch_fallback import TorchAttention
 from tercet_worker.host import choose_dtype, default_threads, processor_flags
-from tercet_worker.kernels.logits import LogitScan
+from tercet_worker.kernels.logits import LogitDraw, LogitScan
 from tercet_worker.layers.parameters import Placement
 from tercet_worker.loading import available_memory
 from tercet_worker.models.eager import EagerModel
@@ -129,7 +129,8 @@ class CpuPlatform:
         """See ``Platform``."""
         if self._library is None:
             return SamplerParts()
-        return SamplerParts(scan=LogitScan(self._library, threads=self.threads))
+        draw = LogitDraw(self._library, threads=self.threads)
+        return SamplerParts(scan=LogitScan(self._library, threads=self.threads), draw=draw, truncated=draw)
 
     def hand_over(self) -> HandOver | None:
         """See ``Platform``."""

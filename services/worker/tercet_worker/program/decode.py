@@ -68,8 +68,15 @@ class DecodeSteps:
             num_blocks=limits.num_blocks,
             vocab_size=limits.vocab_size,
             sampling_stride=sampling.table.shape[1],
-            sampling_asks=sampling.asks,
-            sampling_min_len=sampling.min_len,
+            column_temperature=sampling.temperature,
+            column_top_p=sampling.top_p,
+            column_log_min_p=sampling.log_min_p,
+            column_top_k=sampling.top_k,
+            column_seed_low=sampling.seed_low,
+            column_seed_high=sampling.seed_high,
+            column_min_len=sampling.min_len,
+            column_asks=sampling.asks,
+            draws=sampling.draws,
         )
         cdll = model.cdll
         self._run: Any = cdll.tercet_decoder_run

@@ -50,11 +50,18 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """Where kernels find what decides whether a slot takes the best token."""
+    """Where kernels find how a slot's tokens are drawn."""
 
     table: npt.NDArray[np.int32]  # [slots, C]
-    asks: int  # column that is 0 where a slot takes the best token
-    min_len: int  # column of the length below which stop ids are masked
+    temperature: int = _TEMPERATURE  # the numbers of columns; this and the next two are float32
+    top_p: int = _TOP_P
+    log_min_p: int = _LOG_MIN_P
+    top_k: int = _TOP_K
+    seed_low: int = _SEED_LOW
+    seed_high: int = _SEED_HIGH
+    min_len: int = _MIN_LEN  # the length below which stop ids are masked
+    asks: int = _ASKS  # 0 where a slot takes the best token
+    draws: int = _DRAWS  # in `asks`, by itself: the token is drawn from the logits as they are
 
 
 class SamplingTable:
@@ -71,7 +78,7 @@ class SamplingTable:
 
     def columns(self) -> SamplingColumns:
         """Returns the host's copy, for kernels."""
-        return SamplingColumns(self._table.host, _ASKS, _MIN_LEN)
+        return SamplingColumns(self._table.host)
 
     def put(self, new: NewSlots) -> None:
         """Replaces the rows of ``new.slots``."""

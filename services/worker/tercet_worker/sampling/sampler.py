@@ -52,8 +52,8 @@ Scan = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 Draw = Callable[[torch.Tensor, torch.Tensor, "SamplingBatch", torch.Tensor, torch.Tensor], None]
-"""Draws for some rows from all tokens: logits ``[R, V]``, their highest ``[R]``, parameters, rows, and tokens ``[R]``,
-of which those of the rows are written."""
+"""Draws for some rows, from all tokens or from those that top-k and top-p leave: logits ``[R, V]``, their highest
+``[R]``, parameters, rows, and tokens ``[R]``, of which those of the rows are written."""
 
 Penalize = Callable[[torch.Tensor, "Penalties", torch.Tensor], None]
 """Does what ``Penalties.apply_`` does, with the same counts."""
@@ -66,6 +66,8 @@ class SamplerParts:
     scan: Scan | None = None
     draw: Draw | None = None
     penalize: Penalize | None = None
+    truncated: Draw | None = None
+    """Draws for rows with top-k or top-p."""
 
 
 def best_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -115,6 +117,9 @@ class Sampler:
         else:
             for rows in _pieces(batch.plain_rows, self._rows_at_once):
                 tokens.index_copy_(0, rows, self._draw_from_all(logits, highest, batch, rows))
+        if self._parts.truncated is not None:
+            self._parts.truncated(logits, highest, batch, batch.truncated_rows, tokens)
+            return Sampled(tokens.masked_fill_(~finite, 0), finite)
         for rows in _pieces(batch.truncated_rows, self._rows_at_once):
             tokens.index_copy_(0, rows, self._draw_from_best(logits, highest, batch, rows))
         return Sampled(tokens.masked_fill_(~finite, 0), finite)

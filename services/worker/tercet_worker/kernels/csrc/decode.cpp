@@ -3,7 +3,9 @@
 #include "decode.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
+#include <utility>
 
 namespace tercet {
 namespace {
@@ -73,11 +75,7 @@ DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
     layers.attention = t.attention;
     layers.rows = plan.rows;
     layers.section = 0;
-    bool greedy = true;
-    for (std::int32_t row = 0; row < plan.rows; ++row) {
-        const std::int32_t* sampling = t.sampling + static_cast<std::int64_t>(plan.slots[row]) * t.sampling_stride;
-        greedy = greedy && sampling[t.sampling_asks] == 0 && plan.computed[row] + 1 >= sampling[t.sampling_min_len];
-    }
+    const Choice how = choice(plan);
     TercetCall head{};
     head.in = t.hidden;
     head.in_stride = t.hidden_stride;
@@ -85,13 +83,14 @@ DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
     head.out_stride = static_cast<std::int64_t>(t.vocab_size) * 4;
     head.rows = plan.rows;
     head.section = 1;
-    if (greedy) {
+    if (how == Choice::best) {
         head.highest = plan.highest;
         head.places = plan.places;
         head.finite = plan.finite;
     }
     if (program.run(layers) != ProgramProblem::none || program.run(head) != ProgramProblem::none) return DecodeOutcome::refused;
-    if (!greedy) return DecodeOutcome::computed;
+    if (how == Choice::other) return DecodeOutcome::computed;
+    if (how == Choice::draw) draw(plan);
     for (std::int32_t row = 0; row < plan.rows; ++row) {
         const std::int64_t slot = plan.slots[row];
         const std::int32_t end = plan.computed[row] + 1;
@@ -101,6 +100,113 @@ DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
         ++t.known[slot];
     }
     return DecodeOutcome::drawn;
+}
+
+Decoder::Choice Decoder::choice(const TercetDecodePlan& plan) const {
+    const TercetDecodeTables& t = tables_;
+    Choice how = Choice::best;
+    for (std::int32_t row = 0; row < plan.rows; ++row) {
+        const std::int32_t* sampling = t.sampling + static_cast<std::int64_t>(plan.slots[row]) * t.sampling_stride;
+        const std::int32_t asks = sampling[t.column_asks];
+        if ((asks != 0 && asks != t.draws) || plan.computed[row] + 1 < sampling[t.column_min_len]) return Choice::other;
+        if (asks != 0) how = Choice::draw;
+    }
+    return how;
+}
+
+// Finds the tokens of all rows in the logits that the head has left: `places` and `finite` of the plan.
+void Decoder::draw(const TercetDecodePlan& plan) {
+    const TercetDecodeTables& t = tables_;
+    auto& program = *static_cast<Program*>(t.program);
+    const std::int32_t threads = program.team().size();
+    rows_ = plan.rows;
+    parts_ = std::max(1, threads / rows_);
+    draws_.resize(static_cast<std::size_t>(rows_));
+    scans_.assign(static_cast<std::size_t>(rows_) * static_cast<std::size_t>(parts_), BestLogit{});
+    drawn_.assign(scans_.size(), BestDraw{});
+    bool truncated = false;
+    for (std::int32_t row = 0; row < rows_; ++row) {
+        const std::int32_t* sampling = t.sampling + static_cast<std::int64_t>(plan.slots[row]) * t.sampling_stride;
+        const auto real = [sampling](std::int32_t column) {
+            float value;
+            std::memcpy(&value, sampling + column, sizeof value);
+            return value;
+        };
+        TercetDraw& draw = draws_[static_cast<std::size_t>(row)];
+        draw.logits = t.logits + static_cast<std::int64_t>(row) * t.vocab_size;
+        draw.temperature = sampling[t.column_asks] != 0 ? real(t.column_temperature) : 0.0f;
+        draw.top_p = real(t.column_top_p);
+        draw.log_min_p = real(t.column_log_min_p);
+        draw.top_k = sampling[t.column_top_k];
+        const DrawKeys keys = draw_keys(static_cast<std::uint32_t>(sampling[t.column_seed_low]),
+                                        static_cast<std::uint32_t>(sampling[t.column_seed_high]),
+                                        static_cast<std::uint32_t>(plan.computed[row] + 1));
+        draw.key_a = keys.a;
+        draw.key_b = keys.b;
+        truncated = truncated || (draw.temperature > 0.0f && truncates(draw));
+    }
+    if (truncated && space_.empty()) {
+        std::vector<std::vector<Candidate>> space(static_cast<std::size_t>(threads));
+        for (auto& each : space) each.resize(static_cast<std::size_t>(t.vocab_size));
+        space_ = std::move(space);
+    }
+    program.team().run(&Decoder::enter, this);
+    for (std::int32_t row = 0; row < rows_; ++row) {
+        const BestLogit best = best_of(row);
+        plan.finite[row] = best.nothing == 0.0f ? 1 : 0;
+        const TercetDraw& draw = draws_[static_cast<std::size_t>(row)];
+        plan.places[row] = draw.temperature > 0.0f ? draw.token : best.place;
+        if (draw.temperature <= 0.0f || truncates(draw)) continue;
+        BestDraw chosen;
+        for (std::int32_t part = 0; part < parts_; ++part) {  // in ascending order: the first of equals stays
+            const BestDraw& other = drawn_[static_cast<std::size_t>(row * parts_ + part)];
+            if (other.score > chosen.score) chosen = other;
+        }
+        plan.places[row] = static_cast<std::int64_t>(chosen.token);
+    }
+}
+
+BestLogit Decoder::best_of(std::int32_t row) const {
+    BestLogit best;
+    for (std::int32_t part = 0; part < parts_; ++part) {
+        const BestLogit& other = scans_[static_cast<std::size_t>(row * parts_ + part)];
+        best.nothing += other.nothing;
+        if (!(other.highest > best.highest)) continue;
+        best.highest = other.highest;
+        best.place = other.place;
+    }
+    return best;
+}
+
+void Decoder::enter(void* self, std::int32_t thread) { static_cast<Decoder*>(self)->scan_and_draw(thread); }
+
+void Decoder::scan_and_draw(std::int32_t thread) {
+    auto& program = *static_cast<Program*>(tables_.program);
+    const StepKernels& kernels = program.kernels();
+    const std::int32_t threads = program.team().size();
+    const std::int32_t size = tables_.vocab_size;
+    const auto border = [this, size](std::int32_t part) {
+        const std::int64_t panels = (size + kPanel - 1) / kPanel;
+        return std::min(size, static_cast<std::int32_t>(panels * part / parts_) * kPanel);
+    };
+    for (std::int32_t unit = thread; unit < rows_ * parts_; unit += threads) {
+        const std::int32_t begin = border(unit % parts_);
+        kernels.scan_part(draws_[static_cast<std::size_t>(unit / parts_)].logits + begin, border(unit % parts_ + 1) - begin, begin,
+                          &scans_[static_cast<std::size_t>(unit)]);
+    }
+    program.team().barrier();
+    for (std::int32_t unit = thread; unit < rows_ * parts_; unit += threads) {
+        const std::int32_t part = unit % parts_;
+        TercetDraw& draw = draws_[static_cast<std::size_t>(unit / parts_)];
+        if (draw.temperature <= 0.0f || (part > 0 && truncates(draw))) continue;
+        TercetDraw own = draw;
+        own.highest = best_of(unit / parts_).highest;
+        if (truncates(own)) {
+            draw.token = draw_truncated(kernels.draw, own, size, space_[static_cast<std::size_t>(thread)].data());
+        } else {
+            kernels.draw.draw_part(row_of(own), border(part), border(part + 1), &drawn_[static_cast<std::size_t>(unit)]);
+        }
+    }
 }
 
 }  // namespace tercet

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "draw.hpp"
 #include "program.hpp"
 
 extern "C" {
@@ -32,8 +33,16 @@ struct TercetDecodeTables {
     std::int32_t num_blocks;
     std::int32_t vocab_size;
     std::int32_t sampling_stride;
-    std::int32_t sampling_asks;     // column that is 0 where a slot takes the best token
-    std::int32_t sampling_min_len;  // column of the length below which stop ids are masked
+    // Columns of `sampling`, float32 or int32.
+    std::int32_t column_temperature;
+    std::int32_t column_top_p;
+    std::int32_t column_log_min_p;
+    std::int32_t column_top_k;
+    std::int32_t column_seed_low;
+    std::int32_t column_seed_high;
+    std::int32_t column_min_len;  // the length below which stop ids are masked
+    std::int32_t column_asks;     // 0 where a slot takes the best token, `draws` where it draws from logits as they are
+    std::int32_t draws;
 };
 
 // The columns of a plan, and where its tokens go.
@@ -70,6 +79,15 @@ class Decoder {
     DecodeOutcome run(const TercetDecodePlan& plan);
 
   private:
+    // How the tokens of a step are found.
+    enum class Choice { best, draw, other };
+
+    Choice choice(const TercetDecodePlan& plan) const;
+    void draw(const TercetDecodePlan& plan);
+    static void enter(void* self, std::int32_t thread);
+    void scan_and_draw(std::int32_t thread);
+    BestLogit best_of(std::int32_t row) const;
+
     TercetDecodeTables tables_;
     std::vector<std::uint8_t> marks_;  // [slots] to find a slot that is named twice
     std::vector<std::int32_t> token_ids_;
@@ -77,6 +95,14 @@ class Decoder {
     std::vector<std::int32_t> starts_;
     std::vector<std::int32_t> lengths_;
     std::vector<std::int64_t> mapping_;
+
+    // Of a step that draws: rows are cut into parts where there are fewer of them than threads.
+    std::int32_t rows_ = 0;
+    std::int32_t parts_ = 1;
+    std::vector<TercetDraw> draws_;                // [rows] a temperature of 0: the best token
+    std::vector<BestLogit> scans_;                 // [rows][parts]
+    std::vector<BestDraw> drawn_;                  // [rows][parts]
+    std::vector<std::vector<Candidate>> space_;    // [threads][vocab_size], once top-k or top-p was asked for
 };
 
 }  // namespace tercet

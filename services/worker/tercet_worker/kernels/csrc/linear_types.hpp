@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "attention_types.hpp"
+#include "draw_types.hpp"
 #include "isa.hpp"
 #include "quant_types.hpp"
 
@@ -92,6 +93,7 @@ struct StepKernels {
     // the cost of a group's first pass is spread over these.
     std::int32_t row_unit;
     std::int32_t piece_rows;
+    DrawKernels draw;
 };
 
 // The kernels for an instruction set that is available.

@@ -90,6 +90,10 @@ class Program {
     // Nanoseconds that each operation took in the last run of its section, on the first thread; null to stop measuring.
     void profile(std::int64_t* ns) { profile_ = ns; }
 
+    // For other work between runs.
+    Team& team() { return team_; }
+    const StepKernels& kernels() const { return *kernels_; }
+
   private:
     struct alignas(128) Counter {
         std::atomic<std::int32_t> next{0};

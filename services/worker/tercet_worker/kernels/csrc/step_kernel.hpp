@@ -1,7 +1,8 @@
-// What a step needs beside attention and products: packing, embedding rows, norms, rotations, the best logit. See linear_types.hpp for what each
-// does. Include only from files compiled for one instruction set.
+// What a step needs beside attention and products: packing, embedding rows, norms, rotations, the best logit, draws. See linear_types.hpp for
+// what each does. Include only from files compiled for one instruction set.
 #pragma once
 
+#include "draw_kernel.hpp"
 #include "linear_kernel.hpp"
 #if defined(__AMX_BF16__)
 #include "linear_amx.hpp"
@@ -195,16 +196,17 @@ static void scan_part(const float* logits, std::int32_t size, std::int64_t first
 }
 
 TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
+    constexpr DrawKernels kDraw{draw_part, mass, collect, mass_of, draw_of};
     static const StepKernels kFloat32{
         linear<Float32Linear>, pack<Float32Linear>, gather<Float32Linear>, norm<Float32Linear>, rotate<Float32Linear>, scan, scan_part,
-        nullptr,               nullptr,             nullptr,               1,                   48};
+        nullptr,               nullptr,             nullptr,               1,                   48,                    kDraw};
     static const StepKernels kBFloat16{
 #if defined(__AMX_BF16__)
         linear_amx,   pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
-        linear_quant, pack_quant,           gather_quant,           32,                   64};
+        linear_quant, pack_quant,           gather_quant,           32,                   64,                    kDraw};
 #else
         linear<BFloat16Linear>, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
-        linear_quant,           pack_quant,           gather_quant,           1,                    48};
+        linear_quant,           pack_quant,           gather_quant,           1,                    48,                    kDraw};
 #endif
     return dtype == Dtype::float32 ? &kFloat32 : &kBFloat16;
 }
