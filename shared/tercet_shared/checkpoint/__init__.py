@@ -20,12 +20,14 @@ from tercet_shared.checkpoint.config_reader import read_architecture, read_confi
 from tercet_shared.checkpoint.fingerprint import model_fingerprint
 from tercet_shared.checkpoint.generation import GenerationDefaults, read_generation_defaults
 from tercet_shared.checkpoint.gguf_names import unpermute_rope_rows
+from tercet_shared.checkpoint.packed import PackedWeight
+from tercet_shared.checkpoint.quantization import Layout, Scheme
 from tercet_shared.checkpoint.source import CheckpointSource, SourceKind, resolve
 from tercet_shared.checkpoint.template import ChatTemplate
 from tercet_shared.checkpoint.template_files import read_chat_template
 from tercet_shared.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from tercet_shared.checkpoint.tokenizer_files import read_tokenizer
-from tercet_shared.checkpoint.weights import TensorEntry, WeightIndex, read_weights, to_float32
+from tercet_shared.checkpoint.weights import TensorEntry, WeightIndex, read_stored, read_weights, to_float32
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,10 +37,13 @@ __all__ = [
     "Checkpoint",
     "CheckpointSource",
     "GenerationDefaults",
+    "Layout",
     "Llama3RopeScaling",
     "ModelConfig",
+    "PackedWeight",
     "RopeConfig",
     "RopeDivisors",
+    "Scheme",
     "SourceKind",
     "SpecialTokens",
     "TensorEntry",
@@ -49,6 +54,7 @@ __all__ = [
     "read_chat_template",
     "read_config",
     "read_generation_defaults",
+    "read_stored",
     "read_tokenizer",
     "read_weights",
     "resolve",

@@ -204,12 +204,25 @@ class Fields:
             raise self.wrong(name, "a string")
         return value
 
+    def raw(self, name: str) -> Any:
+        """Returns whatever the field is; None where it is absent."""
+        return self._values.get(name)
+
     def mapping(self, name: str) -> dict[str, Any] | None:
         """Returns an object, or None where the field is absent or null."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(name, "an object")
         return value
+
+    def nested(self, name: str) -> Fields | None:
+        """Returns the fields of an object, or None where it is absent or null."""
+        value = self.mapping(name)
+        return None if value is None else Fields(value, f"{self._where}, {bounded(name, 40)}")
+
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of all fields."""
+        return tuple(self._values)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Returns token ids given as one integer, a list of integers, or not at all."""

@@ -29,9 +29,8 @@ def model_fingerprint(config: ModelConfig, weights: WeightIndex) -> str:
     digest.update(json.dumps(config.raw, sort_keys=True, ensure_ascii=True, default=list).encode("ascii"))
     handles = {}
     try:
-        for name in sorted(weights):
-            entry = weights[name]
-            digest.update(f"\n{name} {entry.dtype} {entry.shape}\n".encode())
+        for entry in (stored for name in sorted(weights) for stored in weights[name].stored):
+            digest.update(f"\n{entry.name} {entry.dtype} {entry.shape}\n".encode())
             if entry.file not in handles:
                 handles[entry.file] = entry.file.open("rb", buffering=0)
             file = handles[entry.file]

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from tercet_shared.checkpoint.config import Fields, Llama3RopeScaling, ModelConfig, RopeConfig
 from tercet_shared.checkpoint.jsonfile import read_object
+from tercet_shared.checkpoint.quantization import read_scheme
 from tercet_shared.errors import CheckpointError, bounded
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tercet_shared.checkpoint.quantization import Scheme
 
 _DEFAULT_THETA = 10_000.0
 
@@ -34,10 +37,7 @@ def read(directory: Path) -> ModelConfig:
     architecture, family = _names(raw, path)
     where = f"{path} ({architecture})"
     fields = Fields(raw, where)
-    quantization = fields.mapping("quantization_config")
-    if quantization is not None:
-        method = bounded(str(quantization.get("quant_method", "unknown")), 40)
-        raise CheckpointError(f"{where}: weights quantized with {method!r} are not supported.")
+    quantized = read_scheme(raw, where) is not None
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.optional_integer("head_dim")
@@ -64,11 +64,22 @@ def read(directory: Path) -> ModelConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
         attention_bias=fields.flag("attention_bias", default=False),
         mlp_bias=fields.flag("mlp_bias", default=False),
-        dtype=fields.optional_text("dtype") or fields.optional_text("torch_dtype"),
+        dtype=None if quantized else fields.optional_text("dtype") or fields.optional_text("torch_dtype"),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=fields.token_ids("eos_token_id"),
         raw=raw,
     )
+
+
+def scheme_of(directory: Path) -> Scheme | None:
+    """Returns how the weights of the checkpoint in ``directory`` are quantized; None where they are not.
+
+    Raises:
+        CheckpointError: ``config.json`` is missing or damaged, or they are quantized in a way that is not read.
+    """
+    path = directory / "config.json"
+    raw = read_object(path)
+    return read_scheme(raw, f"{path} ({_names(raw, path)[0]})")
 
 
 def _names(raw: dict[str, Any], path: Path) -> tuple[str, str]:

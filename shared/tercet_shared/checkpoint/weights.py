@@ -13,16 +13,19 @@ import numpy as np
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from tercet_shared.checkpoint import safetensors_file
+from tercet_shared.checkpoint import hf_config, safetensors_file
 from tercet_shared.checkpoint.gguf_names import FAMILIES
+from tercet_shared.checkpoint.packed import gather
 from tercet_shared.checkpoint.source import CheckpointSource, SourceKind
-from tercet_shared.errors import CheckpointError, bounded
+from tercet_shared.errors import CheckpointError, InternalError, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import numpy.typing as npt
+
+    from tercet_shared.checkpoint.packed import PackedWeight
 
 _NUMPY = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "BOOL": np.bool_,
@@ -44,10 +47,11 @@ class TensorEntry:
         stored_name: The name in the file.
         file: The file that holds it.
         offset: First byte, from the start of the file.
-        nbytes: Bytes in the file.
+        nbytes: Bytes in the file; of all tensors that stand for a packed weight.
         shape: Elements, slowest dimension first; for a projection ``[out, in]``.
-        dtype: ``F32``, ``F16``, ``BF16`` … as safetensors spells them, or a ggml type such as ``Q4_1``.
+        dtype: ``F32``, ``F16``, ``BF16`` … as safetensors spells them, a ggml type such as ``Q4_1``, or `Scheme.label`.
         rope_permuted: Rows are in GGUF's order for interleaved RoPE; `unpermute_rope_rows` undoes it.
+        packed: The tensors that stand for this one, where several do.
     """
 
     name: str
@@ -58,6 +62,19 @@ class TensorEntry:
     shape: tuple[int, ...]
     dtype: str
     rope_permuted: bool = False
+    packed: PackedWeight | None = None
+
+    @property
+    def stored(self) -> tuple[TensorEntry, ...]:
+        """The tensors of the file: this one, or those that stand for it."""
+        return (self,) if self.packed is None else self.packed.stored
+
+    @property
+    def kept_nbytes(self) -> int | None:
+        """About what the worker's memory takes where it keeps the tensor quantized; None where it cannot."""
+        if self.packed is not None:
+            return self.packed.kept_nbytes(self.shape)
+        return self.nbytes if self.quantized else None
 
     @property
     def quantized(self) -> bool:
@@ -77,10 +94,12 @@ class WeightIndex:
         entries: The tensors by Hugging Face name, in the order of the file.
         total_bytes: Size of all tensors as stored.
         total_elements: Number of elements of all tensors: times the size of a dtype, what they take once loaded.
+        unused: Names of tensors that are no entries, since nothing is computed with them.
     """
 
-    def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
+    def __init__(self, entries: Mapping[str, TensorEntry], unused: tuple[str, ...] = ()) -> None:
         self.entries = entries
+        self.unused = unused
         self.total_bytes = sum(entry.nbytes for entry in entries.values())
         self.total_elements = sum(entry.elements for entry in entries.values())
 
@@ -114,17 +133,7 @@ class WeightIndex:
         Raises:
             CheckpointError: There is no such tensor, or its file has gone.
         """
-        entry = self[name]
-        shape, dtype = entry.shape, np.dtype(_NUMPY.get(entry.dtype, np.uint8))
-        if entry.quantized:
-            block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[entry.dtype]]
-            shape = (*shape[:-1], shape[-1] // block * block_bytes)
-        if entry.nbytes == 0:
-            return np.empty(shape, dtype)
-        try:
-            return np.memmap(entry.file, dtype=dtype, mode="r", offset=entry.offset, shape=shape)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{entry.file} can no longer be read: {error}.") from None
+        return read_stored(self[name])
 
     def read_float32(self, name: str) -> npt.NDArray[np.float32]:
         """Returns a tensor as float32 ``entry.shape``: dequantized if need be; a mapping if stored so, else a copy.
@@ -134,6 +143,22 @@ class WeightIndex:
         """
         entry, stored = self[name], self.read(name)
         return to_float32(stored, entry)
+
+
+def read_stored(entry: TensorEntry) -> npt.NDArray[Any]:
+    """Returns one tensor of a file: see `WeightIndex.read`."""
+    if entry.packed is not None:
+        raise InternalError(f"the tensor {entry.name} is read through those that stand for it")
+    shape, dtype = entry.shape, np.dtype(_NUMPY.get(entry.dtype, np.uint8))
+    if entry.quantized:
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[entry.dtype]]
+        shape = (*shape[:-1], shape[-1] // block * block_bytes)
+    if entry.nbytes == 0:
+        return np.empty(shape, dtype)
+    try:
+        return np.memmap(entry.file, dtype=dtype, mode="r", offset=entry.offset, shape=shape)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{entry.file} can no longer be read: {error}.") from None
 
 
 def to_float32(stored: npt.NDArray[Any], entry: TensorEntry) -> npt.NDArray[np.float32]:
@@ -166,9 +191,12 @@ def read_weights(source: CheckpointSource) -> WeightIndex:
     """Reads and checks the headers of all weight files.
 
     Raises:
-        CheckpointError: A file is missing, truncated or damaged.
+        CheckpointError: A file is missing, truncated or damaged, or weights are quantized in a way that is not read.
     """
-    return WeightIndex(_gguf_entries(source) if source.kind is SourceKind.GGUF else _safetensors_entries(source.path))
+    if source.kind is SourceKind.GGUF:
+        return WeightIndex(_gguf_entries(source))
+    stored, scheme = _safetensors_entries(source.path), hf_config.scheme_of(source.path)
+    return WeightIndex(stored) if scheme is None else WeightIndex(*gather(stored, scheme))
 
 
 def _safetensors_entries(directory: Path) -> dict[str, TensorEntry]:

@@ -131,7 +131,7 @@ def _forms(weights: WeightIndex, *, tied: bool) -> dict[str, Form]:
 
     def form(dense: float, kv_dtype: str, *, keep: bool) -> Form:
         sizes = {
-            entry.name: entry.nbytes if keep and entry.quantized else int(entry.elements * dense)
+            entry.name: (keep and entry.kept_nbytes) or int(entry.elements * dense)
             for entry in weights.entries.values()
         }
         total = sum(sizes.values())
@@ -142,6 +142,6 @@ def _forms(weights: WeightIndex, *, tied: bool) -> dict[str, Form]:
         "bfloat16": form(SIZES["bfloat16"], "bfloat16", keep=False),
         "float32": form(SIZES["float32"], "float32", keep=False),
     }
-    if any(entry.quantized for entry in weights.entries.values()):
+    if any(entry.kept_nbytes for entry in weights.entries.values()):
         forms = {STORED: form(SIZES["bfloat16"], "bfloat16", keep=True)} | forms
     return forms

@@ -134,7 +134,7 @@ def test_unknown_architectures_keep_their_names(tmp_path: Path) -> None:
         ({"rope_parameters": []}, "'rope_parameters' is .., which is not an object"),
         ({"partial_rotary_factor": 1.5}, "'partial_rotary_factor' is 1.5"),
         ({"architectures": [], "model_type": None}, "names no model class"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized with 'awq' are not supported"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantized with 'hqq' are not supported; what is read"),
     ],
 )
 def test_nonsense_is_refused_by_name(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

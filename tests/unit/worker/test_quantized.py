@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tercet_worker.kernels.library import Isa, KernelLibrary
 from tercet_worker.kernels.step_abi import Epilogue, Op, OpKind, ProgramProblem
+from tercet_worker.layers.cut import Cut
 from tercet_worker.program.weights import PackedMatrix, PackedWeights, Quantization
 from tercet_worker.quantization import Blocks, WeightFormat, common_format, decode, format_of, quantize_rows
 from tests.unit.worker.matmul_cases import OneOp, assert_margin_untouched, poisoned
@@ -93,7 +94,7 @@ def make(
     destinations = [matrix.weight_destination(part) for part in range(len(outputs))]
     for destination, kind in zip(destinations, kinds, strict=True):
         assert destination.quantized is not None
-        destination.quantized.announce(kind)
+        destination.quantized.announce(format_of(kind))
     weights.allocate()
     parts = []
     for part, (destination, kind) in enumerate(zip(destinations, kinds, strict=True)):
@@ -236,7 +237,7 @@ def test_which_format_a_matrix_takes(
     for part, kind in enumerate(kinds):
         quantized = matrix.weight_destination(part).quantized
         assert quantized is not None
-        quantized.announce(kind)
+        quantized.announce(format_of(kind))
     assert matrix.format is expected
     assert matrix.memory.nbytes == matrix.nbytes
 
@@ -246,7 +247,7 @@ def test_dense_rows_become_eight_bits(library: KernelLibrary, isa: Isa) -> None:
     matrix = weights(64, (40,), bias=False, gated=False)
     destination = matrix.weight_destination(0)
     assert destination.quantized is not None
-    destination.quantized.announce("BF16")
+    destination.quantized.announce(WeightFormat.DENSE)
     rows = torch.randn(40, 64, generator=torch.Generator().manual_seed(5)).bfloat16()
     for start in range(0, 40, 9):
         destination.store(start, rows[start : start + 9])
@@ -255,3 +256,15 @@ def test_dense_rows_become_eight_bits(library: KernelLibrary, isa: Isa) -> None:
     y = multiply(library, isa, matrix, x, Epilogue.STORE_FLOAT).double()
     exact = x.double() @ torch.from_numpy(blocks.dense().astype(np.float64)).T
     assert bool(((y - exact).abs() <= 1e-5 * (1 + exact.abs())).all())
+
+
+@pytest.mark.parametrize(
+    ("begin", "expected"), [(0, WeightFormat.FOUR), (32, WeightFormat.FOUR), (16, WeightFormat.DENSE)]
+)
+def test_a_cut_within_blocks_makes_a_matrix_dense(library: KernelLibrary, begin: int, expected: WeightFormat) -> None:
+    matrix = PackedWeights(library, torch.bfloat16)(64, (16,), bias=False, gated=False)
+    destination = matrix.weight_destination(0).cut(Cut.all(16), Cut(96, begin, begin + 64))
+    assert destination.quantized is not None
+    destination.quantized.announce(WeightFormat.FOUR)
+    assert matrix.format is expected
+    assert destination.quantized.takes_blocks() == (expected is WeightFormat.FOUR)

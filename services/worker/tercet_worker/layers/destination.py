@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tercet_worker.quantization import WeightFormat, format_of
+from tercet_worker.quantization import WeightFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,13 +64,13 @@ class QuantizedDestination:
     """Where a quantized tensor goes. `announce` comes before anything is stored, for all tensors of the model.
 
     Attributes:
-        announce: told the checkpoint's name of the tensor's type.
+        announce: told the format that holds the checkpoint's tensor exactly, DENSE where it is not quantized.
         nbytes: returns the bytes that the tensor takes, once it was announced.
         takes_blocks: returns whether rows are to be stored as blocks, by ``store``; otherwise dense, as everywhere.
         store: as `Destination.store`, for rows in blocks of any format.
     """
 
-    announce: Callable[[str], None]
+    announce: Callable[[WeightFormat], None]
     nbytes: Callable[[], int]
     takes_blocks: Callable[[], bool]
     store: Callable[[int, Blocks], None]
@@ -79,10 +79,9 @@ class QuantizedDestination:
 def _cut_columns(quantized: QuantizedDestination, columns: Cut) -> QuantizedDestination:
     """Returns the same for blocks of which only some are kept; where a block would be cut in two, it comes dense."""
 
-    def announce(kind: str) -> None:
-        found = format_of(kind)
+    def announce(found: WeightFormat) -> None:
         whole = found is WeightFormat.DENSE or columns.begin % found.block == columns.end % found.block == 0
-        quantized.announce(kind if whole else "")
+        quantized.announce(found if whole else WeightFormat.DENSE)
 
     return replace(quantized, announce=announce)
 

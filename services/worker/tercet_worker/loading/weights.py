@@ -6,6 +6,7 @@ is short, and a piece is still in the processor's cache when it is stored.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -29,7 +30,9 @@ from tercet_worker.loading.memory import check_fits
 from tercet_worker.models import CausalLM, create_model
 from tercet_worker.models.registry import check_architecture
 from tercet_worker.parallel.topology import SINGLE, Topology
-from tercet_worker.quantization import block_of, decode
+from tercet_worker.quantization import PackedRows, WeightFormat, block_of, decode, format_of, open_packed
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[float], None]
 """Told the fraction of bytes stored so far. What it raises ends the loading."""
@@ -62,12 +65,14 @@ def load_model(
     # Built once without memory, so that what does not fit is refused before anything is allocated.
     bare = Placement(place.dtype, torch.device("meta"))
     check_tensors(create_model(config, bare), index)
+    if index.unused:
+        logger.info("neither activations nor the KV cache are scaled by the checkpoint's %d scales", len(index.unused))
     share = topology.share(config)
     # Packed matrices take their memory later, and less of it where they stay quantized.
     model = create_model(config, place if place.packed is not None else bare, share)
     for name, destination in model.destinations().items():
         if destination.quantized is not None:
-            destination.quantized.announce(index[name].dtype)
+            destination.quantized.announce(_format_of(index[name]))
     needed = sum(destination.nbytes for destination in model.destinations().values())
     dtype = str(place.dtype).removeprefix("torch.")
     part = "" if share.whole else f", the part of rank {topology.rank},"
@@ -91,10 +96,23 @@ def check_tensors(model: CausalLM, index: WeightIndex) -> None:
                 f"and the configuration says {list(destination.shape)}."
             )
     for name in index:
-        if name not in destinations and not model.ignores(name):
+        if name not in destinations and not model.ignores(name) and not _adds_nothing(index, name):
             raise CheckpointError(
                 f"The checkpoint holds a tensor {bounded(name, 200)!r} that the architecture has no place for."
             )
+
+
+def _adds_nothing(index: WeightIndex, name: str) -> bool:
+    """Says whether a tensor is a bias of zeros: GPTQ's tools give one to modules that had none."""
+    stem, _, role = name.rpartition(".")
+    weight = f"{stem}.weight"
+    return (
+        role == "bias" and weight in index and index[weight].packed is not None and not index.read_float32(name).any()
+    )
+
+
+def _format_of(entry: TensorEntry) -> WeightFormat:
+    return format_of(entry.dtype) if entry.packed is None else open_packed(entry).format
 
 
 def _fill(destinations: Mapping[str, Destination], index: WeightIndex, config: ModelConfig, progress: Progress) -> None:
@@ -117,12 +135,14 @@ def _store(
     destination: Destination, index: WeightIndex, entry: TensorEntry, config: ModelConfig, progress: Progress
 ) -> None:
     """Stores one tensor, or the part of it that is kept."""
+    if entry.packed is not None:
+        return _store_packed(destination, entry, open_packed(entry), progress)
     rows, *more = destination.cuts or tuple(Cut.all(extent) for extent in entry.shape)
     columns = more[0] if more and more[0].partial else None
     stored = index.read(entry.name)[rows.begin : rows.end]
     if entry.rope_permuted:
         stored = unpermute_rope_rows(stored, _heads(stored, config))
-    size = max(1, _PIECE * entry.shape[0] // max(entry.elements, 1))
+    size = _piece(entry)
     quantized = destination.quantized
     as_blocks = quantized is not None and quantized.takes_blocks()
     for start in range(0, len(stored), size):
@@ -137,6 +157,27 @@ def _store(
             dense = _to_torch(piece, entry)
             destination.store(start, dense if left is None else dense[:, left.begin : left.end])
         progress((start + len(piece)) / len(stored))
+    return None
+
+
+def _store_packed(destination: Destination, entry: TensorEntry, packed: PackedRows, progress: Progress) -> None:
+    """Stores a weight that several tensors stand for, or the part of it that is kept."""
+    rows, columns = destination.cuts or tuple(Cut.all(extent) for extent in entry.shape)
+    across, size = slice(columns.begin, columns.end), _piece(entry)
+    quantized = destination.quantized
+    as_blocks = quantized is not None and quantized.takes_blocks()
+    for start in range(rows.begin, rows.end, size):
+        down = slice(start, min(start + size, rows.end))
+        if quantized is not None and as_blocks:
+            quantized.store(start - rows.begin, packed.blocks(down, across))
+        else:
+            destination.store(start - rows.begin, torch.from_numpy(packed.dense(down, across)))
+        progress((down.stop - rows.begin) / len(rows))
+
+
+def _piece(entry: TensorEntry) -> int:
+    """Returns how many rows are converted at a time."""
+    return max(1, _PIECE * entry.shape[0] // max(entry.elements, 1))
 
 
 def _take_columns(piece: npt.NDArray[Any], entry: TensorEntry, columns: Cut) -> npt.NDArray[Any] | None:

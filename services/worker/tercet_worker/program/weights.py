@@ -12,7 +12,7 @@ from tercet_shared.errors import ConfigurationError, InternalError
 from tercet_worker.kernels.arena import Arena
 from tercet_worker.kernels.step_abi import PANEL
 from tercet_worker.layers.destination import Destination, QuantizedDestination
-from tercet_worker.quantization import Blocks, WeightFormat, common_format, format_of, quantize_rows
+from tercet_worker.quantization import Blocks, WeightFormat, common_format, quantize_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ class PackedMatrix:
         """Columns of the product: half the rows where the matrix is gated."""
         self._weights = weights
         self._dtype = weights.dtype
-        self._kinds: dict[int, str] = {}  # types in the checkpoint, by part
+        self._stored: dict[int, WeightFormat] = {}  # formats that hold what the checkpoint has, by part
         self._memory: torch.Tensor | None = None
         self.bias = torch.zeros(PANEL * self.panels, dtype=torch.float32) if bias else None
 
@@ -62,10 +62,10 @@ class PackedMatrix:
         if (
             quantization is Quantization.NONE
             or self._dtype != torch.bfloat16
-            or len(self._kinds) < len(self.out_features)
+            or len(self._stored) < len(self.out_features)
         ):
             return WeightFormat.DENSE
-        formats = [format_of(kind) for kind in self._kinds.values()]
+        formats = list(self._stored.values())
         if quantization is Quantization.INT8:
             formats = [WeightFormat.EIGHT if found is WeightFormat.DENSE else found for found in formats]
         found = common_format(formats)
@@ -90,22 +90,17 @@ class PackedMatrix:
         """See ``Matrix``."""
         shape = (self.out_features[part], self.in_features)
         quantized = QuantizedDestination(
-            announce=lambda kind: self._announce(part, kind),
+            announce=lambda found: self._announce(part, found),
             nbytes=lambda: self.nbytes * shape[0] // sum(self.out_features),
-            takes_blocks=lambda: (
-                self.format is not WeightFormat.DENSE and self._stored_format(part) is not WeightFormat.DENSE
-            ),
+            takes_blocks=lambda: WeightFormat.DENSE not in (self.format, self._stored.get(part, WeightFormat.DENSE)),
             store=lambda start, blocks: self._store_blocks(part, start, blocks),
         )
         return Destination(shape, self._dtype, lambda start, rows: self._store_dense(part, start, rows), quantized)
 
-    def _announce(self, part: int, kind: str) -> None:
+    def _announce(self, part: int, found: WeightFormat) -> None:
         if self._memory is not None:
             raise InternalError("a matrix was told what it will hold after it took its memory")
-        self._kinds[part] = kind
-
-    def _stored_format(self, part: int) -> WeightFormat:
-        return format_of(self._kinds.get(part, ""))
+        self._stored[part] = found
 
     def _store_dense(self, part: int, start: int, rows: torch.Tensor) -> None:
         if self.format is not WeightFormat.DENSE:

@@ -3,5 +3,16 @@
 from tercet_worker.quantization.blocks import Blocks, WeightFormat, common_format
 from tercet_worker.quantization.ggml import block_of, decode, format_of
 from tercet_worker.quantization.int8 import quantize_rows
+from tercet_worker.quantization.packed import PackedRows, open_packed
 
-__all__ = ["Blocks", "WeightFormat", "block_of", "common_format", "decode", "format_of", "quantize_rows"]
+__all__ = [
+    "Blocks",
+    "PackedRows",
+    "WeightFormat",
+    "block_of",
+    "common_format",
+    "decode",
+    "format_of",
+    "open_packed",
+    "quantize_rows",
+]
