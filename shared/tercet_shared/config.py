@@ -262,8 +262,8 @@ class WorkerOptions(BaseModel):
     dtype: Dtype = Field("auto", description="Type of weights, activations and KV cache; auto takes what is fast here.")
     quantization: Quantization = Field(
         "auto",
-        description="auto keeps a checkpoint's quantized weights as they are, none makes them dense, int8 also makes "
-        "eight bits of dense ones. With bfloat16; otherwise weights are dense.",
+        description="auto keeps a checkpoint's quantized weights as they are (FP8 becomes dense), none makes them "
+        "dense, int8 also makes eight bits of dense ones. With bfloat16; otherwise weights are dense.",
     )
     batch_invariant: bool = Field(
         False,
