@@ -194,7 +194,7 @@ void Decoder::scan_and_draw(std::int32_t thread) {
         kernels.scan_part(draws_[static_cast<std::size_t>(unit / parts_)].logits + begin, border(unit % parts_ + 1) - begin, begin,
                           &scans_[static_cast<std::size_t>(unit)]);
     }
-    program.team().barrier();
+    program.team().barrier(thread);
     for (std::int32_t unit = thread; unit < rows_ * parts_; unit += threads) {
         const std::int32_t part = unit % parts_;
         TercetDraw& draw = draws_[static_cast<std::size_t>(unit / parts_)];

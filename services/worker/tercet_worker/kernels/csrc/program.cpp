@@ -85,7 +85,7 @@ void Program::execute(std::int32_t thread) {
             counters_[(i + 1) % 3].merges.reset();
         }
         run_op(op, thread, counters_[i % 3]);
-        if (i + 1 < end_) team_.barrier();
+        if (i + 1 < end_) team_.barrier(thread);
         if (profile != nullptr) {
             const std::int64_t after = now();
             profile[i] = after - before;
@@ -252,12 +252,12 @@ void Program::run_attention(const TercetOp& op, std::int32_t thread, Counters& c
     attention.complete(op.layer, call);
     attention.write(call, begin, end);
     if (thread == 0) attention.pad(call);
-    team_.barrier();
+    team_.barrier(thread);
     for (std::int32_t i = counters.pieces.take(); i < attention.tasks(); i = counters.pieces.take()) {
         attention.run_task(call, i, thread);
     }
     if (attention.merges() == 0) return;
-    team_.barrier();
+    team_.barrier(thread);
     for (std::int32_t i = counters.merges.take(); i < attention.merges(); i = counters.merges.take()) {
         attention.run_merge(call, i, thread);
     }

@@ -34,25 +34,6 @@ void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value)
     syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
-// Keeps a helper on a processor of its own where the team has the machine to itself. Two threads of a team that meet on one
-// processor, as the scheduler lets them for milliseconds, make a step as slow as one thread. The caller, the first of the team,
-// is not pinned: threads and processes that it starts would inherit that.
-void settle(std::int32_t thread, std::int32_t size) {
-    cpu_set_t allowed;
-    // The process's mask: that of the creating thread may be narrower.
-    if (sched_getaffinity(getpid(), sizeof allowed, &allowed) != 0) return;
-    if (size > CPU_COUNT(&allowed) || size < CPU_COUNT(&allowed) - 1) return;
-    std::int32_t passed = 0;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-        if (!CPU_ISSET(cpu, &allowed) || passed++ != thread) continue;
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        pthread_setaffinity_np(pthread_self(), sizeof one, &one);  // refused: it runs where it may
-        return;
-    }
-}
-
 }  // namespace
 
 void Team::Turn::advance() {
@@ -61,7 +42,8 @@ void Team::Turn::advance() {
     if (sleepers.load(std::memory_order_seq_cst) != 0) futex(count, FUTEX_WAKE, INT_MAX);
 }
 
-void Team::Turn::wait(std::uint32_t seen, std::int64_t patience) {
+template <class Late>
+void Team::Turn::wait(std::uint32_t seen, std::int64_t patience, Late late) {
     constexpr int kPausesPerLook = 32;
     const std::int64_t start = now();
     std::int64_t waited = 0;
@@ -71,7 +53,7 @@ void Team::Turn::wait(std::uint32_t seen, std::int64_t patience) {
             pause();
         }
         // Whoever is late has lost its processor, perhaps to this very thread.
-        if (waited > kSpin) sched_yield();
+        if (waited > kSpin && !late()) sched_yield();
         waited = now() - start;
     } while (waited < patience);
     sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -80,8 +62,26 @@ void Team::Turn::wait(std::uint32_t seen, std::int64_t patience) {
 }
 
 Team::Team(std::int32_t size) : size_(size) {
+    // The process's mask: that of the creating thread may be narrower.
+    cpu_set_t allowed;
+    const bool known = sched_getaffinity(getpid(), sizeof allowed, &allowed) == 0;
+    places_ = known && size <= CPU_COUNT(&allowed) && size >= CPU_COUNT(&allowed) - 1;
+    CPU_ZERO(&home_);
+    std::vector<int> own(static_cast<std::size_t>(size), -1);
+    std::int32_t passed = 0;
+    for (int cpu = 0; places_ && cpu < CPU_SETSIZE; ++cpu) {
+        if (!CPU_ISSET(cpu, &allowed)) continue;
+        if (passed > 0 && passed < size) {
+            own[static_cast<std::size_t>(passed)] = cpu;
+        } else {
+            CPU_SET(cpu, &home_);
+        }
+        ++passed;
+    }
     threads_.reserve(static_cast<std::size_t>(size - 1));
-    for (std::int32_t thread = 1; thread < size; ++thread) threads_.emplace_back(&Team::work, this, thread);
+    for (std::int32_t thread = 1; thread < size; ++thread) {
+        threads_.emplace_back(&Team::work, this, thread, own[static_cast<std::size_t>(thread)]);
+    }
 }
 
 Team::~Team() {
@@ -90,14 +90,19 @@ Team::~Team() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void Team::work(std::int32_t thread) {
+void Team::work(std::int32_t thread, int cpu) {
     pthread_setname_np(pthread_self(), "tercet-kernels");
-    settle(thread, size_);
+    if (cpu >= 0) {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        pthread_setaffinity_np(pthread_self(), sizeof one, &one);  // refused: it runs where it may
+    }
     for (std::uint32_t seen = 0;; ++seen) {
-        job_.wait(seen, kJobPatience);
+        job_.wait(seen, kJobPatience, [] { return false; });
         if (stopping_) return;
         body_(context_, thread);
-        barrier();
+        meet([] { return false; });
     }
 }
 
@@ -106,17 +111,38 @@ void Team::run(void (*body)(void*, std::int32_t), void* context) {
     context_ = context;
     job_.advance();
     body(context, 0);
-    barrier();
+    barrier(0);
 }
 
-void Team::barrier() {
+void Team::barrier(std::int32_t thread) {
+    if (thread == 0) {
+        meet([this] { return go_home(); });
+    } else {
+        meet([] { return false; });
+    }
+}
+
+bool Team::go_home() const {
+    if (!places_ || CPU_ISSET(sched_getcpu(), &home_)) return false;
+    // Only to be moved: threads and processes that the caller starts would inherit a narrow mask.
+    cpu_set_t before;
+    if (sched_getaffinity(0, sizeof before, &before) != 0) return false;
+    cpu_set_t reachable;
+    CPU_AND(&reachable, &before, &home_);
+    if (CPU_COUNT(&reachable) == 0 || sched_setaffinity(0, sizeof reachable, &reachable) != 0) return false;
+    sched_setaffinity(0, sizeof before, &before);
+    return true;
+}
+
+template <class Late>
+void Team::meet(Late late) {
     if (size_ == 1) return;
     const std::uint32_t seen = phase_.count.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
         arrived_.store(0, std::memory_order_relaxed);
         phase_.advance();
     } else {
-        phase_.wait(seen, kBarrierPatience);
+        phase_.wait(seen, kBarrierPatience, late);
     }
 }
 
