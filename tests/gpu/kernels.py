@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -25,18 +26,25 @@ from tercet_worker.sampling.noise import RowKeys, gumbel
 from tercet_worker.sampling.sampler import best_of
 from tercet_worker.state.mirror import ragged_index
 
-BF16 = torch.bfloat16
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+SPEC = AttentionSpec(8, 2, 128, 16, BF16, 128**-0.5)
 Check = tuple[str, Callable[[], None]]
 
 
-def checks(machine: Machine) -> Iterator[Check]:
-    """Yields the checks, by name; each raises where something is wrong."""
+def checks(machine: Machine, invariant: Machine) -> Iterator[Check]:
+    """Yields the checks, by name; each raises where something is wrong.
+
+    Args:
+        machine: a GPU.
+        invariant: the same for ``--batch-invariant``.
+    """
     gpu = machine.device
     yield "input layout", lambda: _layout(gpu)
     yield "page lists, token hand-over", lambda: _lists(gpu)
     yield "rotation and cache", lambda: _rotation(gpu)
     yield "norm, activation, invariant product", lambda: _layers(gpu)
     yield "scan, draw with the same bits, penalties", lambda: _sampling(gpu)
+    yield "FlashInfer's kernels: compile, or load", lambda: _compile(machine)
     for name, counts, contexts, mode in (
         ("decode", [1] * 5, [1, 17, 300, 64, 1000], Mode.EAGER),
         ("decode, as in a graph with padding", [1] * 5, [1, 17, 300, 64, 1000], Mode.FULL),
@@ -44,7 +52,13 @@ def checks(machine: Machine) -> Iterator[Check]:
         ("long prompt", [700], [2048], Mode.EAGER),
     ):
         yield f"attention: {name}", lambda c=counts, x=contexts, m=mode: _attention(machine, c, x, m)  # type: ignore[misc]  # names of a loop
-    yield "attention: cascade", lambda: _attention(machine, [1] * 12, [600 + row for row in range(12)], Mode.EAGER, 32)
+    cascade = [600 + row for row in range(12)]
+    yield "attention: cascade", lambda: _attention(machine, [1] * 12, cascade, Mode.EAGER, shared=32)
+    mixed = ([1, 1, 2, 40, 12, 700], [90, 5000, 2, 40, 200, 2048])
+    yield "attention: batch-invariant", lambda: _attention(invariant, *mixed, Mode.EAGER, invariant=True)
+    if machine.capability >= (8, 9):
+        small = ([1, 1, 40], [90, 1, 40])
+        yield "attention: cache of eight bits", lambda: _attention(machine, *small, Mode.EAGER, kv=FP8)
 
 
 def _layout(gpu: torch.device) -> None:
@@ -172,35 +186,66 @@ def _sampling(gpu: torch.device) -> None:
     _same(counts, torch.zeros_like(counts))
 
 
-def _attention(machine: Machine, counts: list[int], contexts: list[int], mode: Mode, shared: int = 0) -> None:
-    spec = AttentionSpec(8, 2, 128, 16, BF16, 128**-0.5)
-    rows, blocks, gpu = len(counts), 1024, machine.device
+def _compile(machine: Machine) -> None:
+    """Has what the checks use compiled at once: one after the other takes twice as long."""
+
+    def warm(tokens: int, shared: int, kv: torch.dtype | None) -> None:
+        own = FlashInferAttention(SPEC, machine.wrappers, machine.streams, machine.device, max_rows=4, kv_dtype=kv)
+        own.allocate_kv(1, 64)
+        own.reserve(64)
+        own._try([tokens], shared)
+
+    wanted: list[tuple[int, int, torch.dtype | None]] = [(1, 0, None), (128, 0, None)]
+    if machine.capability >= (8, 9):
+        wanted.append((1, 0, FP8))
+    with ThreadPoolExecutor(len(wanted)) as threads:
+        for done in [threads.submit(warm, *each) for each in wanted]:
+            done.result()
+    warm(1, 1, None)
+
+
+def _attention(
+    machine: Machine,
+    counts: list[int],
+    contexts: list[int],
+    mode: Mode,
+    *,
+    shared: int = 0,
+    invariant: bool = False,
+    kv: torch.dtype | None = None,
+) -> None:
+    rows, gpu = len(counts), machine.device
     rng = np.random.default_rng(rows)
-    table = torch.from_numpy(rng.permutation(blocks)[: rows * 80].reshape(rows, 80).astype(np.int32))
-    if max(contexts) > 80 * 16:
-        table = torch.from_numpy(rng.permutation(blocks)[: rows * 200].reshape(rows, 200).astype(np.int32))
+    longest = -(-max(contexts) // 16)
+    blocks = rows * longest + 7
+    # Rows are at the end of the tables, and what was never written to is nowhere in the cache.
+    table = torch.full((rows + 3, longest), 2**30, dtype=torch.int32)
+    order = torch.arange(3, rows + 3, dtype=torch.int32)
+    table[3:] = torch.from_numpy(rng.permutation(blocks)[: rows * longest].reshape(rows, longest).astype(np.int32))
     if shared:
-        table[:, :shared] = table[0, :shared]
+        table[3:, :shared] = table[3, :shared]
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     lens, total = np.array(contexts, np.int32), int(starts[-1])
     tokens = 8 if mode is Mode.FULL else total
     host = HostAttention(starts, lens, shared, Choice(mode, tokens))
-    order = torch.arange(rows, dtype=torch.int32)
     places = torch.full((tokens,), -1, dtype=torch.int64)
     where, place = ragged_index(np.array(counts))
     position = place + (lens - np.array(counts))[where]
-    places[:total] = table[where, position // 16].long() * 16 + torch.from_numpy(position % 16)
-    reference = TorchAttention(spec)
+    places[:total] = table[where + 3, position // 16].long() * 16 + torch.from_numpy(position % 16)
+    reference = TorchAttention(SPEC)
     reference.allocate_kv(1, blocks)
-    own = FlashInferAttention(spec, machine.wrappers, machine.streams, gpu, max_rows=64)
+    own = FlashInferAttention(
+        SPEC, machine.wrappers, machine.streams, gpu, max_rows=64, kv_dtype=kv, batch_invariant=invariant
+    )
     own.allocate_kv(1, blocks)
-    own.reserve(64 * 256)
-    filled = torch.randn((blocks, 2, 16, 2, 128)).to(BF16)
+    own.reserve(rows * longest + 64)
+    own.warm_up()
+    filled = torch.randn((blocks, 2, 16, 2, 128)).to(kv or BF16).to(BF16)
     assert own._cache is not None
     assert reference._cache is not None
-    own._cache[0].copy_(filled)
+    own._cache[0].copy_(filled.to(own._cache.dtype))
     reference._cache[0].copy_(filled.transpose(0, 1).reshape(2, blocks * 16, 2, 128))
-    q, k, v = (torch.randn((tokens, heads, 128)).to(BF16) for heads in (8, 2, 2))
+    q, k, v = (torch.randn((tokens, heads, 128)).to(kv or BF16).to(BF16) for heads in (8, 2, 2))
     expected = torch.zeros_like(q)
     batch = {"query_start_loc": torch.from_numpy(starts), "seq_lens": torch.from_numpy(lens), "slots": order}
     reference.plan(AttentionBatch(**batch, block_table=table, slot_mapping=places, max_query_len=1, num_tokens=tokens))

@@ -142,6 +142,8 @@ def measure(machine: Machine, deadline: float) -> Iterator[Row]:
     yield "decode, batch 1", f"{per_step * 1e3:.2f} ms, {read / per_step / copy:.0%} of the copy bandwidth"
     if time.time() > deadline:
         return
+    bench.filled(4, 2048)  # what libraries choose at first use is not measured
+    torch.cuda.synchronize()
     began = time.monotonic()
     driver = bench.filled(16, 2048)
     torch.cuda.synchronize()
@@ -168,10 +170,15 @@ def _gaps(bench: Bench) -> Iterator[Row]:
         bench.decode(driver, 24)
     busy, waits = [], 0.0
     for event in trace.events() or ():
+        if event.is_user_annotation:
+            continue  # it lasts as long as what it is about, gaps included
         if event.device_type == torch.autograd.DeviceType.CUDA:
             busy.append((event.time_range.start, event.time_range.end))
         elif event.name in {"cudaStreamSynchronize", "cudaDeviceSynchronize"}:
             waits += 1
+    if not busy:
+        yield "GPU without work, decode of 64", "not known: the profiler saw no kernels"
+        return
     busy.sort()
     idle, end = 0.0, busy[0][0]
     for begin, until in busy:

@@ -29,6 +29,39 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
     assert not done.stderr
 
 
+GOES_ON = """
+import threading, time
+from tests.gpu.check import Table
+
+def fails():
+    raise ValueError("a | b\\nmore")
+
+def hangs():
+    table.watch()
+    threading.Event().wait()
+
+table = Table(time.time(), time.time())
+table.check("first", fails)
+table.check("second", lambda: None)
+table.measure(iter([("third", "1 ms")]))
+table.check("fourth", hangs)
+"""
+
+
+def test_what_fails_is_named_and_what_hangs_ends_in_time_with_a_table() -> None:
+    pytest.importorskip("triton", reason="the checks import the kernels")
+    done = subprocess.run(
+        [sys.executable, "-c", GOES_ON], capture_output=True, text=True, timeout=120, check=False,
+        cwd=SCRIPT.parents[2],
+    )  # fmt: skip
+    assert done.returncode == 1
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert rows[0] == "| first | WRONG: ValueError: a / b |"
+    assert rows[1].startswith("| second | right (")
+    assert rows[2:] == ["| third | 1 ms |", "| fourth | WRONG: did not end in time |"]
+    assert "in fails" in done.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the CUDA worker is checked on a machine with an NVIDIA GPU")

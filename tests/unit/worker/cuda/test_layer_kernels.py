@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="the kernels are checked with Triton's inte
 
 from tercet_worker.cuda.kernels.cache import rotate_and_write, write
 from tercet_worker.cuda.kernels.layers import add_norm, silu_and_multiply
+from tercet_worker.cuda.kernels.matmul import multiply
 
 CPU = torch.device("cpu")
 
@@ -89,3 +90,18 @@ def test_gated_activation(rows: int, width: int, dtype: torch.dtype) -> None:
     x = (torch.randn((rows, 2 * width), generator=torch.Generator().manual_seed(width)) * 4).to(dtype)
     gate, up = x.chunk(2, dim=1)
     torch.testing.assert_close(silu_and_multiply(x), F.silu(gate) * up, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter's product of bfloat16 is wrong
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (70, 130), (1, 5)])
+def test_a_row_of_the_invariant_product_does_not_depend_on_the_others(
+    outputs: int, inputs: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    x, weight = (torch.randn((rows, inputs), generator=generator).to(dtype) for rows in (67, outputs))
+    bias = torch.randn(outputs, generator=generator).to(dtype)
+    product = multiply(x, weight, bias, torch.float32)
+    expected = x.double() @ weight.double().t() + bias.double()
+    torch.testing.assert_close(product.double(), expected, rtol=1e-4, atol=1e-4)
+    for rows in (1, 3, 64, 65):
+        assert torch.equal(multiply(x[:rows], weight, bias, torch.float32), product[:rows])
