@@ -102,6 +102,7 @@ class CudaPlatform:
         self.dtype = machine.dtype
         self._dispatcher = Dispatcher.eager()
         self._compiling = 0.0  # seconds of the first step, in which functions are compiled
+        self._has_head = True
         self._inputs: StepInputs | None = None
         self._attention: FlashInferAttention | None = None
 
@@ -150,6 +151,7 @@ class CudaPlatform:
             self._dispatcher = Dispatcher.up_to(max_rows=shape.max_rows, max_tokens=shape.max_tokens)
         layers: Layers = KernelLayers(batch_invariant=invariant) if plain else TorchLayers()
         transform = None if plain else self._machine.compiler
+        self._has_head = communicator.topology.last
         with self._memory("setting up the model"):
             self._inputs = StepInputs.make(shape.max_tokens, self.device)
             return ProgramModel(
@@ -170,7 +172,7 @@ class CudaPlatform:
             began = time.monotonic()
             hidden = model.compute_only(model.max_tokens)
             self._compiling = time.monotonic() - began
-            if hidden.dtype is self.dtype:
+            if self._has_head:
                 logits = model.logits(hidden[: min(self._settings.max_num_seqs, len(hidden))])
                 torch.empty((_SAMPLING, *logits.shape), device=logits.device)
         graphs = len(self._dispatcher.full) + len(self._dispatcher.piecewise)
