@@ -1,9 +1,14 @@
-"""All checks of the CUDA worker, then its speed, as one table. Called by ``run.sh``."""
+"""All checks of the CUDA worker, then its speed, as one table. Called by ``run.sh``.
+
+A kernel that reads or writes where it must not leaves a process that can do nothing more on the GPU. Then what was
+found is kept in a file, and the process ends with `AGAIN`: the next one goes on behind the check that did it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import sys
 import tempfile
@@ -27,6 +32,8 @@ _REST_S = 15.0
 _MEASURING_S = 100.0
 """Kept of the time for measuring; checks that have not begun by then are left out, and said to be."""
 _LINE = 160
+AGAIN = 75
+"""Exit status of a process whose GPU is of no use any more."""
 
 
 @dataclass
@@ -79,6 +86,16 @@ class Table:
         first = (str(error).strip().splitlines() or [""])[0][:_LINE]
         self.add(name, f"WRONG: {type(error).__name__}: {first}")
 
+    def save(self, state: Path) -> None:
+        """Keeps what was found for the next process."""
+        state.write_text(json.dumps({"rows": self.rows, "wrong": self.wrong}))
+
+    def load(self, state: Path) -> None:
+        """Takes over what the process before has found."""
+        if state.exists():
+            held = json.loads(state.read_text())
+            self.rows, self.wrong = [(name, found) for name, found in held["rows"]], held["wrong"]
+
     def watch(self) -> None:
         """Sees to it that the script ends in time, with a table, also where something never returns."""
         timer = threading.Timer(max(self.deadline - time.time(), 0.0), self._late)
@@ -109,17 +126,25 @@ def machine_line() -> str:
     return f"{torch.cuda.device_count()} x {name}; torch {torch.__version__}; {time.strftime('%Y-%m-%d')}"
 
 
-def run(table: Table, machine: Machine, invariant: Machine, folder: Path) -> None:
-    """Does everything, in the order of what the rest depends on."""
+def run(table: Table, machine: Machine, invariant: Machine, folder: Path, state: Path) -> None:
+    """Does everything that is not in the table yet, in the order of what the rest depends on."""
     checks = (*kernels.checks(machine, invariant), *model.checks(machine, invariant, folder, torch.cuda.device_count()))
+    done = {name for name, _ in table.rows}
     for name, check in checks:
+        if name in done:
+            continue
         if time.time() > table.deadline - _REST_S - _MEASURING_S:
             table.wrong += 1
             table.add(name, "WRONG: not begun, for want of time")
             continue
         table.check(name, check)
         gc.collect()
-        torch.cuda.empty_cache()
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            table.save(state)
+            os._exit(AGAIN)
     table.measure(speed.measure(machine, table.deadline - _REST_S))
 
 
@@ -130,8 +155,10 @@ def main() -> None:
     parser.add_argument(
         "--budget", type=float, default=465.0, help="seconds after which it ends, whatever is under way"
     )
+    parser.add_argument("--state", type=Path, required=True, help="file for a process that goes on after this one")
     options = parser.parse_args()
     table = Table(options.started, options.started + options.budget)
+    table.load(options.state)
     table.watch()
     if (missing := why_no_gpu(0)) is not None:
         table.failed("start", RuntimeError(f"The CUDA worker cannot be checked: {missing}"))
@@ -143,7 +170,7 @@ def main() -> None:
         table.failed("start", error)
         table.end()
     with tempfile.TemporaryDirectory() as folder:
-        run(table, machine, invariant, Path(folder))
+        run(table, machine, invariant, Path(folder), options.state)
         table.end()
 
 
