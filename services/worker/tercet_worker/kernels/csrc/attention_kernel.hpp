@@ -161,13 +161,22 @@ static void run(const Geometry& g, const LayerCall& call, const Task& task, cons
     const int last_key = limits.last_key[rows - 1];
     const bool several = task.split_end - task.split_begin > 1;
     begin_task(scratch, rows);
-    KeyGroup<C> group;
+    KeyGroup<C> groups[2];  // one that is read, and the one behind it
+    groups[0].next = groups[1].next = nullptr;
+    int current = 0;
+    const int first_start = larger(task.split_begin * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
+    const int task_end = smaller(task.split_end * kSplitKeys, last_key + 1);
+    if (first_start < task_end) locate<C>(g, call, task, first_start, first_key, scratch.edge, groups[0]);
     for (int split = task.split_begin; split < task.split_end; ++split) {
         begin_split(scratch, rows, head_size);
         const int begin = larger(split * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
         const int end = smaller((split + 1) * kSplitKeys, last_key + 1);
         for (int start = begin; start < end; start += kGroupKeys) {
-            locate<C>(g, call, task, start, first_key, scratch.edge, group);
+            KeyGroup<C>& group = groups[current];
+            current ^= 1;
+            const bool more = start + kGroupKeys < task_end;
+            if (more) locate<C>(g, call, task, start + kGroupKeys, first_key, scratch.edge, groups[current]);
+            if (count == 1) group.next = more ? groups[current].k : group.k;
             for (int b = 0; b < count; ++b) {
                 const RowBlock& block = blocks[b];
                 if (block.max_key < start || block.min_key >= start + kGroupKeys) continue;
