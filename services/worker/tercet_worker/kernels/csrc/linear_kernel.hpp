@@ -1,9 +1,10 @@
 // Products of rows with packed weights: register tiles, the loops around them, and what becomes of a tile.
 //
 // A tile is R rows by P panels, whose sums are held in registers while the steps go by: per step P lines are loaded and R values
-// spread, for R * P multiplications. With one tile of rows the weights come from memory, and are the limit. With several, those
-// of one group pass from the second-level cache once per tile, and the next group is fetched there meanwhile, spread evenly over
-// the tiles, so that memory and arithmetic overlap. Include only from files compiled for one instruction set.
+// spread, for R * P multiplications. With one tile of rows the weights come from memory, and are the limit; they pass by the caches,
+// in which the rest of the system has its code and tables. With several, those of one group pass from the second-level cache once
+// per tile, and the next group is fetched there meanwhile, spread evenly over the tiles, so that memory and arithmetic overlap.
+// Include only from files compiled for one instruction set.
 #pragma once
 
 #include "linear_elements.hpp"
@@ -31,6 +32,8 @@ constexpr int kTilePanels = 2;
 #endif
 constexpr int kBlockSteps = 1024;   // steps taken at once where several tiles share a group: 256 KiB of weights
 constexpr int kBlockRows = 96;      // rows whose sums are kept between blocks
+constexpr int kPassing = -1;        // instead of lines fetched ahead: all lines are used once, and are fetched past the caches
+constexpr int kPassingBytes = 4096;  // so far before they are used
 constexpr int kPrefetchTiles = 12;  // with more tiles than this, fetching the next group early gains nothing
 
 TERCET_INLINE int least(int a, int b) { return a < b ? a : b; }
@@ -43,7 +46,7 @@ struct TileWeights {
     std::int64_t ahead_stride;
 };
 
-// Sums of a tile over `steps` steps, on top of what is in `sums`. kAhead: lines fetched ahead per step.
+// Sums of a tile over `steps` steps, on top of what is in `sums`. kAhead: lines fetched ahead per step, or kPassing.
 template <class C, int R, int P, int kAhead>
 TERCET_INLINE void accumulate(F16 (&sums)[R][P], const TileWeights& w, const char* x, std::int64_t x_stride, int steps,
                               bool last_is_half) {
@@ -54,7 +57,10 @@ TERCET_INLINE void accumulate(F16 (&sums)[R][P], const TileWeights& w, const cha
         typename C::Line line[P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) line[p] = C::load(lines + kLineBytes * p);
-        if constexpr (kAhead > 0) {
+        if constexpr (kAhead == kPassing) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) __builtin_prefetch(lines + kPassingBytes + kLineBytes * p, 0, 0);
+        } else if constexpr (kAhead > 0) {
 #pragma GCC unroll 4
             for (int a = 0; a < kAhead; ++a) __builtin_prefetch(ahead + kLineBytes * a, 0, 2);
             ahead += w.ahead_stride;
@@ -174,6 +180,7 @@ template <class C, int R, int P>
 TERCET_INLINE void run_tile_ahead(const LinearCall& call, const TileJob& job, int ahead) {
     if constexpr (P == 4) {
         switch (ahead) {
+            case kPassing: return run_tile<C, R, P, kPassing>(call, job);
             case 1: return run_tile<C, R, P, 1>(call, job);
             case 2: return run_tile<C, R, P, 2>(call, job);
             default: break;
@@ -255,8 +262,7 @@ static void linear(const LinearCall& call, const LinearPart& part) {
                 job.weights.lines = lines + job.first_step * job.weights.line_stride;
                 // What follows in memory is what comes next, in this group or another, of this matrix or another.
                 const std::int64_t block_bytes = job.steps * job.weights.line_stride;
-                // With one tile the processor's own prefetcher keeps up, and a line per step only leads it on to the next group.
-                const int ahead = tiles > kPrefetchTiles ? 0 : tiles == 2 || tiles == 3 ? 2 : 1;
+                const int ahead = tiles > kPrefetchTiles ? 0 : tiles == 1 ? kPassing : tiles <= 3 ? 2 : 1;
                 job.weights.ahead_stride = job.weights.line_stride / tiles;
                 job.row = row_begin;
                 for (int tile = 0; tile < tiles; ++tile) {

@@ -160,6 +160,9 @@ __attribute__((noinline)) static void quant_tile(const LinearCall& call, const c
     const char* x = call.x + row * call.x_stride;
     for (int block = 0; block < blocks; ++block, data += block_stride, x += 2 * Q::block) {
         F16 part[R][P] = {};
+        if constexpr (R == 1) {  // used once: see linear_kernel.hpp
+            for (int at = 0; at < P * Q::bytes; at += kLineBytes) __builtin_prefetch(data + kPassingBytes + at, 0, 0);
+        }
 #pragma GCC unroll 1
         for (int quarter = 0; quarter < Q::steps / 4; ++quarter) {
             expand<Q, P>(data, quarter, [&](int step, const I16(&bits)[P]) __attribute__((always_inline)) {
