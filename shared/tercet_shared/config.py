@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MiB = 1024 * 1024
 
 Dtype = Literal["auto", "bfloat16", "float32"]
-Quantization = Literal["auto", "none", "int8"]
+Quantization = Literal["auto", "none", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -262,8 +262,9 @@ class WorkerOptions(BaseModel):
     dtype: Dtype = Field("auto", description="Type of weights, activations and KV cache; auto takes what is fast here.")
     quantization: Quantization = Field(
         "auto",
-        description="auto keeps a checkpoint's quantized weights as they are (FP8 becomes dense), none makes them "
-        "dense, int8 also makes eight bits of dense ones. With bfloat16; otherwise weights are dense.",
+        description="auto keeps a checkpoint's quantized weights as they are (a CPU all but FP8, a GPU FP8 alone), "
+        "none makes them dense, int8 (on a CPU) and fp8 (on a GPU) also make eight bits of dense ones. With bfloat16; "
+        "otherwise weights are dense.",
     )
     batch_invariant: bool = Field(
         False,

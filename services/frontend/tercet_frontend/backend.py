@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tercet_frontend.cores import CorePool, StreamOptions
 from tercet_frontend.fleets import finds_cores, open_fleet
-from tercet_frontend.interpreter import settle
 from tercet_frontend.models import Aliases, Announced, ModelCatalog, ServedModels, TextLibrary, named_models
 from tercet_frontend.routing import Router, routing_policy
 from tercet_frontend.tokenizing import ModelText
@@ -60,7 +59,6 @@ async def run_backend(
         aliases = Aliases(settings.model_alias, settings.model_split, models=catalog.names, complete=announced is None)
         pool = CorePool(fleet, models=catalog, router=router, options=options, frontend_id=frontend_id, sink=sink)
         known(pool, fleet)
-        settle()
         admission.loaded(ServedModels(catalog, pool, aliases))
         reporter.progress("waiting for cores")
         async with asyncio.TaskGroup() as group:

@@ -18,6 +18,7 @@ import uvloop
 
 from tercet_shared.config import CoreSettings, FrontendSettings, WorkerSettings, parse
 from tercet_shared.errors import ConfigurationError, TercetError
+from tercet_shared.lifecycle.interpreter import Settling
 from tercet_shared.lifecycle.report import LogReporter, PipeReporter, Reporter
 from tercet_shared.telemetry.logs import configure_logging
 
@@ -38,7 +39,7 @@ def run_service(kind: type[S], serve: Serve[S], argv: list[str] | None = None) -
     if settings.report_fd is not None:
         reporter = PipeReporter(settings.report_fd)
     try:
-        uvloop.run(_until_stopped(settings, serve, reporter))
+        uvloop.run(_until_stopped(settings, serve, Settling(reporter)))
     except TercetError as error:
         reporter.fatal(error.message)
         return 1
