@@ -31,6 +31,9 @@ constexpr int kTileRows = 2;
 constexpr int kTilePanels = 2;
 #endif
 constexpr int kBlockSteps = 1024;   // steps taken at once where several tiles share a group: 256 KiB of weights
+constexpr int kFewTiles = 3;        // so many tiles share weights in the first-level cache, which come there past the others
+constexpr int kFewSteps = 64;       // taken at once then: 16 KiB
+constexpr int kFewAhead = 2;        // lines fetched ahead per step then
 constexpr int kBlockRows = 96;      // rows whose sums are kept between blocks
 constexpr int kPassing = -1;        // instead of lines fetched ahead: all lines are used once, and are fetched past the caches
 constexpr int kPassingBytes = 4096;  // so far before they are used
@@ -62,7 +65,7 @@ TERCET_INLINE void accumulate(F16 (&sums)[R][P], const TileWeights& w, const cha
             for (int p = 0; p < P; ++p) __builtin_prefetch(lines + kPassingBytes + kLineBytes * p, 0, 0);
         } else if constexpr (kAhead > 0) {
 #pragma GCC unroll 4
-            for (int a = 0; a < kAhead; ++a) __builtin_prefetch(ahead + kLineBytes * a, 0, 2);
+            for (int a = 0; a < kAhead; ++a) __builtin_prefetch(ahead + kLineBytes * a, 0, kAhead == kFewAhead ? 0 : 2);
             ahead += w.ahead_stride;
         }
 #pragma GCC unroll 8
@@ -241,8 +244,9 @@ static void linear(const LinearCall& call, const LinearPart& part) {
     for (int row_begin = part.row_begin; row_begin < part.row_end;) {
         int rows = part.row_end - row_begin;
         int block_steps = steps;
-        if (rows > kTileRows<C> && steps > kBlockSteps) {
-            block_steps = kBlockSteps;
+        const int most = rows <= kFewTiles * kTileRows<C> ? kFewSteps : kBlockSteps;
+        if (rows > kTileRows<C> && steps > most) {
+            block_steps = most;
             rows = least(rows, kBlockRows);
         }
         const int tiles = (rows + kTileRows<C> - 1) / kTileRows<C>;
@@ -262,7 +266,7 @@ static void linear(const LinearCall& call, const LinearPart& part) {
                 job.weights.lines = lines + job.first_step * job.weights.line_stride;
                 // What follows in memory is what comes next, in this group or another, of this matrix or another.
                 const std::int64_t block_bytes = job.steps * job.weights.line_stride;
-                const int ahead = tiles > kPrefetchTiles ? 0 : tiles == 1 ? kPassing : tiles <= 3 ? 2 : 1;
+                const int ahead = tiles > kPrefetchTiles ? 0 : tiles == 1 ? kPassing : tiles <= kFewTiles ? kFewAhead : 1;
                 job.weights.ahead_stride = job.weights.line_stride / tiles;
                 job.row = row_begin;
                 for (int tile = 0; tile < tiles; ++tile) {
