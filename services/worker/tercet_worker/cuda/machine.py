@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -64,7 +64,9 @@ def keep_caches(folder: Path) -> None:
 
 def compiled(function: Function, backend: str = "inductor") -> Function:
     """Returns ``function`` compiled, once for steps of one token and once for all others."""
-    made: Function = torch.compile(function, fullgraph=True, backend=backend)
+    # Products of eight bits would be tried in many forms at each start, though nothing else is tuned.
+    options: dict[str, Any] | None = {"max_autotune_gemm_backends": "ATEN"} if backend == "inductor" else None
+    made: Function = torch.compile(function, fullgraph=True, backend=backend, options=options)
 
     def run(
         token_ids: torch.Tensor, stream: torch.Tensor, attended: torch.Tensor, tensors: Sequence[torch.Tensor]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the customary name
 
 from tercet_worker.graphs.program import Op
+from tercet_worker.layers.fp8 import multiply
 
 if TYPE_CHECKING:
     from tercet_worker.graphs.program import Compute, Instruction
@@ -93,6 +94,12 @@ def function_of(compute: Compute, layers: Layers, dtype: torch.dtype) -> Functio
                 pending = None
             elif instruction.op is Op.LINEAR:
                 values[instruction.out] = layers.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None)
+            elif instruction.op is Op.LINEAR_FP8:
+                weight, scales, one, *bias = weights
+                values[instruction.out] = multiply(
+                    inputs[0], weight, scales, one, bias[0] if bias else None,
+                    outputs=instruction.outputs, row_scaled=instruction.row_scaled,
+                )  # fmt: skip
             elif instruction.op is Op.GATED:
                 values[instruction.out] = layers.gated(inputs[0])
             elif instruction.op is Op.ADD:

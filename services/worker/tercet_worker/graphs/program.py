@@ -13,12 +13,13 @@ Legend: T tokens of the step, H hidden size, Hq query heads, Hkv key/value heads
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from tercet_shared.errors import InternalError
+from tercet_worker.layers.fp8 import Fp8Matrix, Fp8Weights
 from tercet_worker.layers.matrix import dense
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Op(enum.Enum):
     EMBED = "embed"  # out: stream. tensors: weight
     NORM = "norm"  # inputs: stream. tensors: weight
     LINEAR = "linear"  # inputs: x. tensors: weight, bias?
+    LINEAR_FP8 = "linear of eight bits"  # inputs: x. tensors: weight, scales, one, bias?
     GATED = "gated"  # inputs: x
     ADD = "add"  # inputs: stream, x; out is the stream
     REPLACE = "replace"  # inputs: stream, x; out is the stream, which x takes the place of
@@ -51,6 +53,8 @@ class Instruction:
     tensors: tuple[int, ...] = ()
     number: float = 0.0  # of a norm: eps
     begin: int = 0  # of an embedding: its first row of the vocabulary
+    outputs: int = 0  # of a product of eight bits: rows of the weight, without padding
+    row_scaled: bool = False  # of the same: as in ``Fp8Choice``
 
 
 @dataclass(slots=True)
@@ -211,9 +215,14 @@ class Recorder:
         return Program(self._parts, self._hidden_size, dtype, self._query_width, self._ropes, self._leads)
 
     def _linear(self, x: int, linear: Linear) -> int:
-        matrix = dense(linear.matrix)
-        tensors = (matrix.weight,) if matrix.bias is None else (matrix.weight, matrix.bias)
-        return self._note(Op.LINEAR, self._value(), (x,), tensors)
+        matrix = linear.matrix
+        held = matrix.held if isinstance(matrix, Fp8Matrix) else dense(matrix)
+        bias = () if held.bias is None else (held.bias,)
+        if not isinstance(held, Fp8Weights):
+            return self._note(Op.LINEAR, self._value(), (x,), (held.weight, *bias))
+        tensors = (held.weight, held.scales, held.one, *bias)
+        out = self._value()
+        return self._note(Op.LINEAR_FP8, out, (x,), tensors, outputs=held.outputs, row_scaled=held.row_scaled)
 
     def _value(self) -> int:
         self._next += 1
@@ -241,6 +250,8 @@ class Recorder:
         *,
         number: float = 0.0,
         begin: int = 0,
+        outputs: int = 0,
+        row_scaled: bool = False,
     ) -> int:
         if self._compute is None:
             self._compute = Compute()
@@ -249,7 +260,7 @@ class Recorder:
         first = len(compute.tensors)
         compute.tensors.extend(tensors)
         places = tuple(range(first, first + len(tensors)))
-        compute.instructions.append(Instruction(op, out, inputs, places, number, begin))
+        compute.instructions.append(Instruction(op, out, inputs, places, number, begin, outputs, row_scaled))
         for value in (out, *inputs):
             if value in self._streams:
                 compute.streams.add(value)
@@ -266,7 +277,7 @@ class Recorder:
 
 
 def record(model: CausalLM, dtype: torch.dtype, *, leads: bool = True) -> Program:
-    """Returns the program of ``model``, whose matrices are dense and of ``dtype``.
+    """Returns the program of ``model``, whose matrices are dense and of ``dtype``, or of eight bits.
 
     Raises:
         InternalError: the model uses a value in a way that has no place here.
@@ -298,13 +309,10 @@ def _renumber(compute: Compute) -> None:
                 raise InternalError("a value was used that is gone with its segment")
         known.add(instruction.out)
         renumbered.append(
-            Instruction(
-                instruction.op,
-                number(instruction.out),
-                tuple(number(value) for value in instruction.inputs),
-                instruction.tensors,
-                instruction.number,
-                instruction.begin,
+            replace(
+                instruction,
+                out=number(instruction.out),
+                inputs=tuple(number(value) for value in instruction.inputs),
             )
         )
     compute.instructions = renumbered

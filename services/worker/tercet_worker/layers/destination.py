@@ -28,6 +28,7 @@ class Destination:
             of the cuts.
         quantized: where the layer may keep weights as they are quantized; None where it keeps them dense.
         cuts: what the layer keeps of each dimension; nothing where it keeps all.
+        fp8: where the layer may keep weights of E4M3; None where it keeps none.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +36,7 @@ class Destination:
     store: Callable[[int, torch.Tensor], None]
     quantized: QuantizedDestination | None = None
     cuts: tuple[Cut, ...] = ()
+    fp8: Fp8Destination | None = None
 
     def cut(self, *cuts: Cut) -> Destination:
         """Returns this destination for a part of a larger tensor, of which it is as large as ``cuts`` say."""
@@ -53,6 +55,8 @@ class Destination:
         """Bytes that the tensor takes once stored."""
         if self.quantized is not None:
             return self.quantized.nbytes()
+        if self.fp8 is not None:
+            return self.fp8.nbytes()
         size = self.dtype.itemsize
         for extent in self.extents:
             size *= extent
@@ -74,6 +78,23 @@ class QuantizedDestination:
     nbytes: Callable[[], int]
     takes_blocks: Callable[[], bool]
     store: Callable[[int, Blocks], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Destination:
+    """Where weights of E4M3 go, with a scale for each row. `announce` comes before anything is stored.
+
+    Attributes:
+        announce: told whether the checkpoint's tensor is such.
+        nbytes: returns the bytes that the tensor takes, once it was announced.
+        takes: returns whether the layer keeps such weights; it makes them of dense rows that are stored, too.
+        store: called with a first row, whole rows as E4M3 ``[n, k]`` and their float32 scales ``[n]`` or ``[n, 1]``.
+    """
+
+    announce: Callable[[bool], None]
+    nbytes: Callable[[], int]
+    takes: Callable[[], bool]
+    store: Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 def _cut_columns(quantized: QuantizedDestination, columns: Cut) -> QuantizedDestination:

@@ -42,7 +42,7 @@ class Linear:
     ) -> None:
         self._columns = _cut(in_features)
         self._rows = tuple(_cut(part) for part in out_features)
-        self.matrix = place.matrix(len(self._columns), [len(part) for part in self._rows], bias=bias, gated=gated)
+        self.matrix = place.linear(len(self._columns), [len(part) for part in self._rows], bias=bias, gated=gated)
 
     @property
     def partial(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tercet_worker.layers.destination import Destination, into
+from tercet_worker.layers.fp8 import Fp8Matrix
 from tercet_worker.layers.matrix import DenseMatrix
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tercet_worker.layers.fp8 import Fp8Choice
     from tercet_worker.layers.matrix import Matrix, MatrixFactory
 
 __all__ = ["Destination", "Placement", "into"]
@@ -26,11 +28,13 @@ class Placement:
         dtype: of the model.
         device: of the model.
         packed: makes matrices in a layout of the kernels; None for dense ones.
+        fp8: which linear layers have weights of eight bits; None for none.
     """
 
     dtype: torch.dtype
     device: torch.device
     packed: MatrixFactory | None = None
+    fp8: Fp8Choice | None = None
 
     def matrix(
         self, in_features: int, out_features: Sequence[int], *, bias: bool = False, gated: bool = False
@@ -39,3 +43,9 @@ class Placement:
         if self.packed is not None:
             return self.packed(in_features, out_features, bias=bias, gated=gated)
         return DenseMatrix(in_features, out_features, bias=bias, dtype=self.dtype, device=self.device)
+
+    def linear(self, in_features: int, out_features: Sequence[int], *, bias: bool, gated: bool) -> Matrix:
+        """Returns the matrix of a linear layer, as `matrix` does."""
+        if self.fp8 is None:
+            return self.matrix(in_features, out_features, bias=bias, gated=gated)
+        return Fp8Matrix(in_features, out_features, bias=bias, dtype=self.dtype, device=self.device, choice=self.fp8)

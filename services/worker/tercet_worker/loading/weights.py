@@ -30,7 +30,16 @@ from tercet_worker.loading.memory import check_fits
 from tercet_worker.models import CausalLM, create_model
 from tercet_worker.models.registry import check_architecture
 from tercet_worker.parallel.topology import SINGLE, Topology
-from tercet_worker.quantization import PackedRows, WeightFormat, block_of, decode, format_of, open_packed
+from tercet_worker.quantization import (
+    PackedRows,
+    WeightFormat,
+    block_of,
+    decode,
+    format_of,
+    is_fp8,
+    is_row_scaled,
+    open_packed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,26 +72,39 @@ def load_model(
     check_architecture(checkpoint.architecture)
     config, index = checkpoint.config, checkpoint.weights
     # Built once without memory, so that what does not fit is refused before anything is allocated.
-    bare = Placement(place.dtype, torch.device("meta"))
+    bare = Placement(place.dtype, torch.device("meta"), fp8=place.fp8)
     check_tensors(create_model(config, bare), index)
     if index.unused:
         logger.info("neither activations nor the KV cache are scaled by the checkpoint's %d scales", len(index.unused))
     share = topology.share(config)
     # Packed matrices take their memory later, and less of it where they stay quantized.
     model = create_model(config, place if place.packed is not None else bare, share)
-    for name, destination in model.destinations().items():
-        if destination.quantized is not None:
-            destination.quantized.announce(_format_of(index[name]))
+    _announce(model, index)
     needed = sum(destination.nbytes for destination in model.destinations().values())
     dtype = str(place.dtype).removeprefix("torch.")
+    expanded = sum(
+        is_fp8(index[name]) and not (destination.fp8 is not None and destination.fp8.takes())
+        for name, destination in model.destinations().items()
+    )
+    if expanded:
+        logger.info("%d FP8 weights of the checkpoint are made dense", expanded)
     part = "" if share.whole else f", the part of rank {topology.rank},"
     check_fits(needed + _OVERHEAD, available, f"The model {checkpoint.served_name} in {dtype}{part}")
     if place.packed is not None:
         place.packed.allocate()
     else:
         model = create_model(config, place, share)
+        _announce(model, index)
     _fill(model.destinations(), index, config, progress)
     return model
+
+
+def _announce(model: CausalLM, index: WeightIndex) -> None:
+    for name, destination in model.destinations().items():
+        if destination.quantized is not None:
+            destination.quantized.announce(_format_of(index[name]))
+        if destination.fp8 is not None:
+            destination.fp8.announce(is_row_scaled(index[name]))
 
 
 def check_tensors(model: CausalLM, index: WeightIndex) -> None:
@@ -164,12 +186,16 @@ def _store_packed(destination: Destination, entry: TensorEntry, packed: PackedRo
     """Stores a weight that several tensors stand for, or the part of it that is kept."""
     rows, columns = destination.cuts or tuple(Cut.all(extent) for extent in entry.shape)
     across, size = slice(columns.begin, columns.end), _piece(entry)
-    quantized = destination.quantized
+    quantized, fp8 = destination.quantized, destination.fp8
     as_blocks = quantized is not None and quantized.takes_blocks()
+    as_fp8 = fp8 is not None and fp8.takes() and is_row_scaled(entry)
     for start in range(rows.begin, rows.end, size):
         down = slice(start, min(start + size, rows.end))
         if quantized is not None and as_blocks:
             quantized.store(start - rows.begin, packed.blocks(down, across))
+        elif fp8 is not None and as_fp8:
+            numbers, scales = packed.fp8(down, across)
+            fp8.store(start - rows.begin, torch.from_numpy(numbers).view(torch.float8_e4m3fn), torch.from_numpy(scales))
         else:
             destination.store(start - rows.begin, torch.from_numpy(packed.dense(down, across)))
         progress((down.stop - rows.begin) / len(rows))

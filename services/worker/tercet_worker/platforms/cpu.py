@@ -52,6 +52,10 @@ class CpuPlatform:
     default_step_tokens = _STEP_TOKENS
 
     def __init__(self, settings: WorkerSettings) -> None:
+        if settings.quantization == "fp8":
+            raise ConfigurationError(
+                "--quantization fp8 is for GPUs; a CPU has kernels for int8.", param="quantization"
+            )
         self._settings = settings
         self._ranks = len(local_ranks(settings))  # which share this machine
         self.threads = settings.threads or max(default_threads() // self._ranks, 1)

@@ -25,6 +25,7 @@ from tercet_worker.graphs.compute import TorchLayers
 from tercet_worker.graphs.dispatch import Dispatcher
 from tercet_worker.graphs.model import Functions, ProgramModel, StepInputs
 from tercet_worker.graphs.program import record
+from tercet_worker.layers.fp8 import Fp8Choice
 from tercet_worker.layers.parameters import Placement
 from tercet_worker.platforms.interface import KvMemory, StepParts
 
@@ -51,6 +52,9 @@ logger = logging.getLogger(__name__)
 STEP_TOKENS = 8192
 """Default budget of a step: a large GPU computes that in some tens of milliseconds."""
 _FP8 = torch.float8_e4m3fn
+_FP8_SINCE = (8, 9)
+_ROW_SCALED_UNTIL = (11, 0)
+"""Capability from which on versions of torch differ in whether their product of eight bits takes scales of rows."""
 _SAMPLING = 3
 """Times the logits of all rows that sampling takes beside them, where requests ask for all there is."""
 
@@ -90,11 +94,18 @@ class CudaPlatform:
             raise ConfigurationError(
                 "--dtype float32 is for CPUs: attention on a GPU computes in bfloat16.", param="dtype"
             )
-        if settings.kv_cache_dtype == "fp8" and machine.capability < (8, 9):
+        for name in ("kv_cache_dtype", "quantization"):
+            if getattr(settings, name) == "fp8" and machine.capability < _FP8_SINCE:
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} fp8 needs a GPU with eight-bit numbers (Ada, Hopper or later); "
+                    f"{machine.name} has none.",
+                    param=name,
+                )
+        if settings.quantization == "fp8" and settings.batch_invariant:
             raise ConfigurationError(
-                f"--kv-cache-dtype fp8 needs a GPU with eight-bit numbers (Ada, Hopper or later); {machine.name} has "
-                "none.",
-                param="kv_cache_dtype",
+                "--quantization fp8 does not go with --batch-invariant: the product of eight bits is chosen by the "
+                "number of its rows.",
+                param="quantization",
             )
         self._settings = settings
         self._machine = machine
@@ -128,7 +139,7 @@ class CudaPlatform:
 
     def placement(self) -> Placement:
         """See ``Platform``."""
-        return Placement(self.dtype, self.device)
+        return Placement(self.dtype, self.device, fp8=self._fp8())
 
     def memory_for_weights(self) -> int:
         """See ``Platform``."""
@@ -218,6 +229,13 @@ class CudaPlatform:
             cascades=own.cascades,
         )
         return StepParts(build=batches, transfer=self._machine.streams.to_host)
+
+    def _fp8(self) -> Fp8Choice | None:
+        """Returns which weights have eight bits; None where they cannot, or are not to."""
+        settings, capability = self._settings, self._machine.capability
+        if settings.quantization == "none" or settings.batch_invariant or capability < _FP8_SINCE:
+            return None
+        return Fp8Choice(every=settings.quantization == "fp8", row_scaled=capability < _ROW_SCALED_UNTIL)
 
     @contextmanager
     def _memory(self, doing: str) -> Iterator[None]:

@@ -59,6 +59,10 @@ class PackedRows(Protocol):
         """Returns a part in `format`, which is not DENSE; columns begin and end between blocks."""
         ...
 
+    def fp8(self, rows: slice, columns: slice) -> tuple[Bytes, Floats]:
+        """Returns E4M3 ``[n, k]`` and the scales of their rows ``[n]``, where `is_row_scaled`."""
+        ...
+
 
 def open_packed(entry: TensorEntry) -> PackedRows:
     """Returns the weight of an entry with `TensorEntry.packed`. Its scales, zeros and groups are read at once.
@@ -79,6 +83,16 @@ def open_packed(entry: TensorEntry) -> PackedRows:
     if packed.scheme.layout is Layout.FLOAT:
         return _FloatRows(packed)
     return _IntegerRows(packed, rows, columns)
+
+
+def is_fp8(entry: TensorEntry) -> bool:
+    """Says whether a weight is floats of eight bits."""
+    return entry.packed is not None and entry.packed.scheme.layout is Layout.FLOAT
+
+
+def is_row_scaled(entry: TensorEntry) -> bool:
+    """Says whether such a weight has one scale for each row, or for all."""
+    return entry.packed is not None and is_fp8(entry) and entry.packed.scheme.block is None
 
 
 class _FloatRows:
@@ -107,6 +121,11 @@ class _FloatRows:
     def blocks(self, rows: slice, columns: slice) -> Blocks:  # noqa: ARG002  # there are none
         """See `PackedRows`."""
         raise InternalError("floats of eight bits were asked for as blocks of integers")
+
+    def fp8(self, rows: slice, columns: slice) -> tuple[Bytes, Floats]:
+        """See `PackedRows`."""
+        down = np.arange(rows.start, rows.stop) // self._block[0]
+        return np.array(self._numbers[rows, columns]), self._scales[down, 0]
 
 
 class _IntegerRows:
@@ -146,6 +165,10 @@ class _IntegerRows:
             q ^= _MIDDLE  # as signed bytes: less 128
         minima = self._minima(rows)[:, groups].astype(self.format.scale_dtype) if self.format.has_minimum else None
         return Blocks(self.format, q, scales.astype(self.format.scale_dtype), minima)
+
+    def fp8(self, rows: slice, columns: slice) -> tuple[Bytes, Floats]:  # noqa: ARG002  # there are none
+        """See `PackedRows`."""
+        raise InternalError("integers were asked for as floats of eight bits")
 
     def _minima(self, rows: slice) -> Floats:
         base = np.float32(0 if self._bits == 4 else _MIDDLE)

@@ -21,6 +21,7 @@ from tercet_worker.cuda.streams import _Copied
 from tercet_worker.graphs.compute import TorchLayers
 from tercet_worker.graphs.model import Functions
 from tercet_worker.graphs.program import Compute, Segment, record
+from tercet_worker.layers.fp8 import Fp8Choice
 from tercet_worker.layers.parameters import Placement
 from tercet_worker.models import create_model
 from tercet_worker.parallel.topology import Topology
@@ -32,11 +33,15 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.timeout(180)
-def test_each_function_is_compiled_for_one_token_and_once_for_all_other_sizes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fp8", [None, Fp8Choice(every=True, row_scaled=False)])
+def test_each_function_is_compiled_for_one_token_and_once_for_all_other_sizes(
+    tmp_path: Path, fp8: Fp8Choice | None
+) -> None:
     # Of several ranks: the program is cut at sums over them, too, so it has the most functions.
     config = Checkpoint.open(str(write_tiny_llama(tmp_path / "tiny", layers=3))).config
     topology = Topology(tensor=2, pipeline=1, rank=0)
-    program = record(create_model(config, Placement(torch.float32, CPU), topology.share(config)), torch.float32)
+    place = Placement(torch.float32, CPU, fp8=fp8)
+    program = record(create_model(config, place, topology.share(config)), torch.float32)
     parts = [part for part in program.parts if isinstance(part, Segment)]
     computes = [step for part in parts for step in part.steps if isinstance(step, Compute)]
     for compute in computes:
@@ -52,6 +57,10 @@ def test_each_function_is_compiled_for_one_token_and_once_for_all_other_sizes(tm
                 functions.of(compute)(ids[:tokens], stream[:tokens], attended[:tokens], compute.tensors)
     assert len(functions) == 5
     assert counters["stats"]["unique_graphs"] == 2 * len(functions)
+
+
+def test_torch_knows_the_options_of_its_compiler() -> None:
+    compiled(lambda _ids, stream, _attended, _tensors: stream)
 
 
 class Done:
