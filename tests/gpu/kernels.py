@@ -19,6 +19,8 @@ from tercet_worker.cuda.kernels.layers import add_norm, silu_and_multiply
 from tercet_worker.cuda.kernels.matmul import multiply
 from tercet_worker.cuda.kernels.sampling import draw_, penalize_, scan
 from tercet_worker.graphs.dispatch import Choice, Mode
+from tercet_worker.layers.fp8 import Fp8Choice, Fp8Matrix, Fp8Weights, quantize
+from tercet_worker.layers.fp8 import multiply as multiply_fp8
 from tercet_worker.layers.rope import RotaryEmbedding
 from tercet_worker.platforms.cuda import Machine
 from tercet_worker.sampling.changes import Penalties
@@ -44,6 +46,8 @@ def checks(machine: Machine, invariant: Machine) -> Iterator[Check]:
     yield "rotation and cache", lambda: _rotation(gpu)
     yield "norm, activation, invariant product", lambda: _layers(gpu)
     yield "scan, draw with the same bits, penalties", lambda: _sampling(gpu)
+    if machine.capability >= (8, 9):
+        yield "product of eight bits", lambda: _fp8_product(machine)
     yield "FlashInfer's kernels: compile, or load", lambda: _compile(machine)
     for name, counts, contexts, mode in (
         ("decode", [1] * 5, [1, 17, 300, 64, 1000], Mode.EAGER),
@@ -152,6 +156,36 @@ def _layers(gpu: torch.device) -> None:
     _close(product, x.float() @ matrix.float().t(), 1e-3)
     for rows in (1, 3, 64, 65):
         _same(multiply(x[:rows], matrix, None, torch.float32), product[:rows])
+
+
+def _fp8_product(machine: Machine) -> None:
+    gpu = machine.device
+    for row_scaled in (True, False) if machine.capability < (11, 0) else (False,):
+        for parts, columns in (((4096, 1024, 1024), 4096), ((33, 9), 70)):
+            choice = Fp8Choice(every=True, row_scaled=row_scaled)
+            matrix = Fp8Matrix(columns, parts, bias=True, dtype=BF16, device=gpu, choice=choice)
+            for part, rows in enumerate(parts):
+                matrix.weight_destination(part).store(0, torch.randn((rows, columns), device=gpu) * 10**part)
+                destination = matrix.bias_destination(part)
+                assert destination is not None
+                destination.store(0, torch.randn(rows, device=gpu))
+            held = matrix.held
+            assert isinstance(held, Fp8Weights)
+            assert held.bias is not None
+            kept = (held.weight.double() * held.scales.double().t())[: sum(parts), :columns]
+            for tokens in (1, 17, 300):
+                x = torch.randn((tokens, columns), device=gpu).to(BF16)
+                q, scales = quantize(x)
+                _same(q.view(torch.uint8), quantize(x.cpu())[0].view(torch.uint8))
+                found = multiply_fp8(
+                    x, held.weight, held.scales, held.one, held.bias, outputs=held.outputs, row_scaled=row_scaled
+                )
+                inputs = q.double() * scales.double()
+                expected = inputs @ kept.t() + held.bias.double()
+                # What is added up, however much of it cancels.
+                size = inputs.abs() @ kept.abs().t() + held.bias.double().abs()
+                worst = float(((found.double() - expected).abs() / size).max())
+                assert worst < 2**-8, f"{tokens} tokens, {sum(parts)} x {columns}: {worst:.5f} of what is added up"
 
 
 def _sampling(gpu: torch.device) -> None:

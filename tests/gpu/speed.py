@@ -5,6 +5,7 @@ Legend: T tokens.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -53,6 +54,8 @@ SLOTS, STEP, LENGTH, BLOCK = 256, 8192, 4096, 16
 CONTEXT = 512
 """Tokens that each request of a decode step has, about."""
 DEPTH = 2
+FP8_S = 90.0
+"""Kept for the model with weights of eight bits: it is drawn, compiled and captured anew."""
 GREEDY = SamplingParams(temperature=0.0)
 
 Row = tuple[str, str]
@@ -63,11 +66,17 @@ class Bench:
 
     Args:
         machine: the GPU.
-        settings: of a worker; its model is not read.
+        slots: requests at once.
+        step: tokens of a step.
+        flags: more of the worker's.
     """
 
-    def __init__(self, machine: Machine, settings: WorkerSettings) -> None:
+    def __init__(self, machine: Machine, slots: int, step: int, *flags: str) -> None:
         self.machine = machine
+        self._step = step
+        settings = parse(
+            WorkerSettings, ["none", f"--max-num-seqs={slots}", f"--max-num-batched-tokens={step}", *flags]
+        )
         platform = CudaPlatform(settings, machine)
         spec = AttentionSpec(32, 8, 128, BLOCK, platform.dtype, 128**-0.5)
         attention = platform.attention(spec)
@@ -80,21 +89,26 @@ class Bench:
             for start in range(0, destination.extents[0], rows):
                 size = (min(rows, destination.extents[0] - start), *destination.extents[1:])
                 destination.store(start, torch.randn(size, device=machine.device) * 0.02)
-        model = platform.executor(weights, attention, ExecutorShape(STEP, SLOTS, SHAPE.vocab_size), ALONE)
+        model = platform.executor(weights, attention, ExecutorShape(step, slots, SHAPE.vocab_size), ALONE)
         began = time.monotonic()
         memory = platform.memory_for_kv(model)  # compiles
         compiling = time.monotonic() - began
-        blocks = min(memory.available // attention.bytes_per_block(32), SLOTS * (LENGTH // BLOCK))
+        blocks = min(memory.available // attention.bytes_per_block(32), slots * (LENGTH // BLOCK))
         attention.allocate_kv(32, blocks)
         state = SlotState(
-            slots=SLOTS, max_model_len=LENGTH, block_size=BLOCK, device=machine.device, hand_over=platform.hand_over()
+            slots=slots, max_model_len=LENGTH, block_size=BLOCK, device=machine.device, hand_over=platform.hand_over()
         )
-        limits = PlanLimits(SHAPE.vocab_size, blocks, BLOCK, STEP)
+        limits = PlanLimits(SHAPE.vocab_size, blocks, BLOCK, step)
         began = time.monotonic()
         parts = platform.step_parts(model, attention, state, limits, lambda _stage, _fraction: None)
         self.start_s = time.monotonic() - began + compiling
         sampler = Sampler(SHAPE.vocab_size, machine.device, parts=platform.sampler_parts())
         self.runner = ModelRunner(model, attention, state, sampler, limits, build=parts.build, transfer=parts.transfer)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that a step of one token reads: of the embedding it is a row."""
+        return self.weight_bytes - SHAPE.vocab_size * SHAPE.hidden_size * 2
 
     def filled(self, rows: int, context: int) -> Driver:
         """Returns a driver whose ``rows`` requests have computed their prompts."""
@@ -103,7 +117,7 @@ class Bench:
         for slot in range(rows):
             driver.start(slot, [(7 * slot + place) % 1000 for place in range(context)], GREEDY)
         while needs := {slot: request.need for slot, request in driver.requests.items() if not request.output}:
-            counts, left = {}, STEP
+            counts, left = {}, self._step
             for slot, need in needs.items():
                 if count := min(need, left):
                     counts[slot] = count
@@ -136,12 +150,9 @@ def measure(machine: Machine, deadline: float) -> Iterator[Row]:
     copy, matrix = _copy_rate(machine.device), _matrix_rate(machine.device)
     yield "copy bandwidth (read and write)", f"{copy / 1e12:.2f} TB/s"
     yield "matrix rate, bfloat16", f"{matrix / 1e12:.0f} TFLOP/s"
-    settings = parse(WorkerSettings, ["none", f"--max-num-seqs={SLOTS}", f"--max-num-batched-tokens={STEP}"])
-    bench = Bench(machine, settings)
+    bench = Bench(machine, SLOTS, STEP)
     yield "compiling and capturing", f"{bench.start_s:.1f} s"
-    per_step = bench.decode(bench.filled(1, CONTEXT), 100)
-    read = bench.weight_bytes - SHAPE.vocab_size * SHAPE.hidden_size * 2  # a row of the embedding is read
-    yield "decode, batch 1", f"{per_step * 1e3:.2f} ms, {read / per_step / copy:.0%} of the copy bandwidth"
+    yield "decode, batch 1", _alone(bench, copy)
     if time.time() > deadline:
         return
     bench.filled(4, 2048)  # what libraries choose at first use is not measured
@@ -150,7 +161,7 @@ def measure(machine: Machine, deadline: float) -> Iterator[Row]:
     driver = bench.filled(16, 2048)
     torch.cuda.synchronize()
     took, tokens = time.monotonic() - began, 16 * 2048
-    flops = 2 * (read / 2) * tokens + 4 * 32 * 4096 * tokens * 2048 / 2
+    flops = 2 * (bench.read_bytes / 2) * tokens + 4 * 32 * 4096 * tokens * 2048 / 2
     share = flops / took / matrix
     yield "prefill, 8,192 tokens per step", f"{tokens / took:.0f} tokens/s, {share:.0%} of the matrix rate"
     del driver
@@ -162,6 +173,19 @@ def measure(machine: Machine, deadline: float) -> Iterator[Row]:
     if time.time() > deadline:
         return
     yield from _gaps(bench)
+    # Another model, so last, and small: one request, few graphs.
+    if machine.capability < (8, 9) or time.time() > deadline - FP8_S:
+        return
+    del bench, driver
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield "decode, batch 1, weights of eight bits", _alone(Bench(machine, 1, 64, "--quantization=fp8"), copy)
+
+
+def _alone(bench: Bench, copy: float) -> str:
+    """Returns how long a decode of one request takes, and what that is of the rate ``copy``, in bytes/s."""
+    per_step = bench.decode(bench.filled(1, CONTEXT), 100)
+    return f"{per_step * 1e3:.2f} ms, {bench.read_bytes / per_step / copy:.0%} of the copy bandwidth"
 
 
 def _gaps(bench: Bench) -> Iterator[Row]:
