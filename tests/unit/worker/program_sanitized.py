@@ -13,7 +13,7 @@ from ctypes import byref
 import numpy as np
 
 from tercet_worker.kernels import step_abi
-from tercet_worker.kernels.step_abi import PANEL, Call, Epilogue, Op, OpKind
+from tercet_worker.kernels.step_abi import PANEL, Call, Draw, Epilogue, Op, OpKind
 
 QUANTIZED = {1: (4, 32, 2, True), 2: (4, 32, 4, True), 3: (8, 32, 2, False), 4: (8, 16, 4, True)}
 """Of each weight format: bits, columns of a block, bytes of a scale, and whether there are minima."""
@@ -126,6 +126,40 @@ class Run:
         if not finite.all() or not np.array_equal(places, logits.argmax(1)):
             raise SystemExit("the best logit was not found")
 
+    def best(self, rng: np.random.Generator, rows: int, inputs: int, outputs: int) -> None:
+        """A product of which only the best of every row is kept."""
+        packed, panels = self.pack(values(rng, (outputs, inputs), self.dtype), parts=1)
+        highest, places, finite = np.zeros(rows, np.float32), np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+        op = Op(
+            kind=OpKind.LINEAR, epilogue=Epilogue.STORE_FLOAT, in_features=inputs, out_features=outputs, panels=panels,
+            weight=packed.ctypes.data,
+        )  # fmt: skip
+        self.call(
+            op, values(rng, (rows, inputs), self.dtype), np.zeros((rows, 1), np.float32),
+            highest=highest.ctypes.data, places=places.ctypes.data, finite=finite.ctypes.data,
+        )  # fmt: skip
+        if not finite.all() or places.min() < 0 or places.max() >= outputs:
+            raise SystemExit("the best of a product was not found")
+
+    def draws(self, rng: np.random.Generator, rows: int, size: int) -> None:
+        """Draws from all tokens, and from those that top-k and top-p leave."""
+        logits = np.exp(rng.uniform(-3, 3)) * values(rng, (rows, size), 0)
+        logits = logits.astype(np.float32)
+        draws = (Draw * rows)(
+            *(
+                (
+                    line.ctypes.data, float(line.max()), float(rng.choice([0.3, 1.0, 4.0])),
+                    float(rng.choice([1.0, 0.9, 0.1])), float(rng.choice([-np.inf, -1.0])),
+                    int(rng.choice([0, 0, 1, 7, 10**6])), int(rng.integers(2**32)), int(rng.integers(2**32)), -1,
+                )
+                for line in logits
+            )
+        )  # fmt: skip
+        if not self.cdll.tercet_logits_draw(self.isa, self.threads, draws, rows, size):
+            raise SystemExit("no memory to draw")
+        if not all(0 <= draw.token < size for draw in draws):
+            raise SystemExit("what was drawn is no token")
+
 
 def main() -> None:
     """Every instruction set, both dtypes."""
@@ -145,6 +179,10 @@ def main() -> None:
                 for epilogue in Epilogue:
                     run.product(rng, rows, inputs, outputs, epilogue)
                 run.others(rng, rows, inputs, outputs)
+                run.best(rng, rows, inputs, outputs)
+                run.best(rng, rows, inputs, int(rng.integers(150, 900)))
+                run.draws(rng, rows, outputs)
+                run.draws(rng, 3, int(rng.integers(150, 900)))
                 if dtype:
                     for kind in QUANTIZED:
                         run.quantized(rng, rows, int(rng.integers(1, 9)), outputs, kind)

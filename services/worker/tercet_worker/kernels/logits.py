@@ -88,7 +88,7 @@ class LogitDraw:
         )  # fmt: skip
         starts = [start + 4 * size * row for row in rows.tolist()]
         fields = zip(starts, *(column[rows].tolist() for column in columns), strict=True)
-        draws = (Draw * len(rows))(*fields)
+        draws = (Draw * len(rows))(*(Draw(*each) for each in fields))
         if not self._draw(self._isa, self._threads, draws, len(rows), size):
             raise InternalError("there is no memory to draw tokens with top-k or top-p")
         tokens[rows] = torch.tensor([draw.token for draw in draws])

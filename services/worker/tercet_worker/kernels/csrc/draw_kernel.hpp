@@ -8,7 +8,6 @@
 namespace tercet {
 namespace {
 
-typedef std::uint32_t vu __attribute__((vector_size(kWidth * 4)));
 typedef double vd __attribute__((vector_size(kWidth * 8)));
 
 TERCET_INLINE vu splat_word(std::uint32_t x) { return x - vu{}; }

@@ -94,10 +94,7 @@ TERCET_INLINE F16 signed_bytes(const char* p) {
 // Small integers are exact in bfloat16: their floats have nothing in the lower half.
 TERCET_INLINE I16 pair_of_floats(const F16& even, const F16& odd) {
     I16 r;
-    TERCET_EACH {
-        typedef std::uint32_t vu __attribute__((vector_size(kWidth * 4)));
-        r.part[i] = (vi)((vu)even.part[i] >> 16) | (vi)odd.part[i];
-    }
+    TERCET_EACH r.part[i] = (vi)((vu)even.part[i] >> 16) | (vi)odd.part[i];
     return r;
 }
 

@@ -28,6 +28,7 @@ constexpr int kParts = 16 / kWidth;
 
 typedef float vf __attribute__((vector_size(kWidth * 4)));
 typedef std::int32_t vi __attribute__((vector_size(kWidth * 4)));
+typedef std::uint32_t vu __attribute__((vector_size(kWidth * 4)));
 
 struct F16 {
     vf part[kParts];
@@ -173,7 +174,7 @@ TERCET_INLINE vf exp2_part(vf x) {
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which then lies in the low bits
     const vf shifted = x + magic;
     const vf n = shifted - magic;
-    const vf power = (vf)(((vi)shifted << 23) + splat_int(0x3f800000));
+    const vf power = (vf)(((vu)shifted << 23) + (vu)splat_int(0x3f800000));  // it wraps around where 0 is returned
     const vf value = exp2_polynomial<kDegree>(x - n) * power;
     return x < splat(-126.0f) ? vf{} : value;
 }
