@@ -51,8 +51,8 @@ _OF_ACTIVATIONS: Final = (
     "input_scale", "input_zero_point", "input_scale_ub", "activation_scale", "output_scale", "output_zero_point",
     "q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point",
 )  # fmt: skip
-"""Scales of activations and of the KV cache. Neither is quantized with them: where activations have eight bits, each row
-has a scale of its own."""
+"""Scales of activations and of the KV cache. Neither is quantized with them: where activations have eight bits, each
+row has a scale of its own."""
 
 _KEPT_BITS: Final = {(4, True): 5.0, (4, False): 6.0, (8, True): 8.5, (8, False): 12.0}
 """Bits that a weight takes in the worker's memory, scales included, by bits and whether zeros are in the middle."""
