@@ -62,6 +62,15 @@ def test_a_lost_rank_is_a_pause_and_the_group_comes_back_as_one(smollm2: Path) -
         assert running.stop() == 0, "nothing of it was a failure"
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """Lets a service end by itself: what a killed core leaves, another process removes, perhaps after the test."""
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
 class Hosts:
     """Services of one model as several hosts would run them, each a command of its own."""
 
@@ -81,7 +90,7 @@ class Hosts:
         command = [sys.executable, "-m", f"tercet_{service}", *arguments]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self._stack.enter_context(process)
-        self._stack.callback(process.kill)
+        self._stack.callback(end, process)
         return process
 
     def worker(self) -> subprocess.Popen[str]:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore  # what torch.distributed exports, with types
 
 from tercet_shared.errors import ConfigurationError, TercetError
 from tercet_worker.parallel.meeting import Meeting
@@ -32,6 +34,11 @@ class Host:
         if topology.rank == 0:
             meeting = replace(meeting, listen_fd=self.listener.detach())
         return self.threads.submit(join_group, meeting, topology, CPU)
+
+    def wait_for(self, key: str) -> None:
+        """Waits until somebody has left a value at the place to meet."""
+        store = TCPStore(self.meeting.host, self.meeting.port, is_master=False, timeout=timedelta(seconds=20))
+        store.wait([key])
 
 
 @pytest.fixture
@@ -60,6 +67,7 @@ def test_ranks_that_do_not_come_are_named(host: Host) -> None:
 
 def test_a_group_of_another_shape_is_told_so_and_so_are_those_who_wait(host: Host) -> None:
     first = host.join(Topology(2, 1, 0))
+    host.wait_for("tercet/shape")  # of the first; if the other's came first, the first would be the one that is refused
     other = host.join(Topology(1, 2, 1), timeout_s=30)
     errors = {type(error_of(future)): error_of(future).message for future in (first, other)}
     (refused,) = [message for kind, message in errors.items() if kind is ConfigurationError]
