@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tercet_shared.errors import InternalError
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from tercet_worker.kernels.library import Isa, KernelLibrary
     from tercet_worker.sampling import SamplingBatch
+
+_DRAW = np.dtype(Draw)
 
 
 class LogitScan:
@@ -82,13 +85,19 @@ class LogitDraw:
         """
         if not len(rows):
             return
-        start, size = logits.data_ptr(), logits.shape[1]
-        columns = (
-            highest, batch.temperature, batch.top_p, batch.log_min_p, batch.top_k, batch.keys.a, batch.keys.b,
-        )  # fmt: skip
-        starts = [start + 4 * size * row for row in rows.tolist()]
-        fields = zip(starts, *(column[rows].tolist() for column in columns), strict=True)
-        draws = (Draw * len(rows))(*(Draw(*each) for each in fields))
-        if not self._draw(self._isa, self._threads, draws, len(rows), size):
+        size, index = logits.shape[1], rows.numpy()
+        draws = np.empty(len(index), _DRAW)
+        draws["logits"] = logits.data_ptr() + 4 * size * index
+        for name, column in (
+            ("highest", highest),
+            ("temperature", batch.temperature),
+            ("top_p", batch.top_p),
+            ("log_min_p", batch.log_min_p),
+            ("top_k", batch.top_k),
+        ):
+            draws[name] = column.numpy()[index]
+        draws["key_a"] = batch.keys.a.numpy().view(np.uint32)[index]
+        draws["key_b"] = batch.keys.b.numpy().view(np.uint32)[index]
+        if not self._draw(self._isa, self._threads, draws.ctypes.data, len(index), size):
             raise InternalError("there is no memory to draw tokens with top-k or top-p")
-        tokens[rows] = torch.tensor([draw.token for draw in draws])
+        tokens.numpy()[index] = draws["token"]
