@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from typing import Any
 
@@ -34,14 +35,16 @@ async def test_a_front_end_that_stops_reading_is_cut_off(
             await call.write(pb.ClientFrame(submits=submits))
         for handle in range(20):
             await reads.submit(handle, [handle + 5], max_tokens=200)
-        beating = asyncio.create_task(_beat(call))
+        enough = asyncio.Event()
+        beating = asyncio.create_task(_beat(call, enough))
         await reads.finished(*range(20))
         for handle in range(20):
             assert reads.choices[handle].tokens == expected([handle + 5], 200)
         reply = await until(reads, lambda reply: reply.stats.running + reply.stats.waiting == 0)
         assert reply.stats.free_blocks == reply.stats.num_blocks
         assert "stuck does not read its stream" in caplog.text
-        beating.cancel()
+        enough.set()
+        # Its last heartbeat may have met the end of the stream.
         await asyncio.gather(beating, return_exceptions=True)
         # It wakes up: what was on its way, then the reason; or gRPC's own, where a heartbeat was just being sent.
         with pytest.raises(grpc.aio.AioRpcError, match=r"does not read its stream|Internal error from Core"):
@@ -53,10 +56,12 @@ async def _read_all(call: Any) -> None:
         pass
 
 
-async def _beat(call: Any) -> None:
-    while True:
+async def _beat(call: Any, enough: asyncio.Event) -> None:
+    """Ends by itself: cancelling a task that writes would cancel the call."""
+    while not enough.is_set():
         await call.write(pb.ClientFrame())
-        await asyncio.sleep(0.3)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(enough.wait(), 0.3)
 
 
 async def test_a_front_end_that_reconnects_while_its_old_stream_is_open(start_core: StartCore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -273,7 +274,11 @@ async def test_the_library_reads_a_checkpoint_once_while_somebody_has_it(tmp_pat
     assert all(other is first for other in others)
     assert first.name == "model"
     assert len(reads) == 1
+    # The thread that has read it may still be on its way out, and hold it until then.
+    forgotten = asyncio.Event()
+    weakref.finalize(first, asyncio.get_running_loop().call_soon_threadsafe, forgotten.set)
     del first, others
+    await asyncio.wait_for(forgotten.wait(), TIMEOUT)
     await library.get(sources[0])
     assert len(reads) == 2
     with pytest.raises(CheckpointError):
