@@ -113,7 +113,8 @@ async def test_a_traced_request_is_a_tree(tmp: Path, collector: Collector) -> No
     assert all(part.parent_id == request.span_id for part in parts)
     times = [time for part in parts for time in (part.start, part.end)]
     assert times == sorted(times)
-    assert (parts[0].start, parts[2].end) == (pytest.approx(request.start, abs=1e8), request.end)
+    assert request.start <= parts[0].start
+    assert parts[2].end == request.end
     assert found["tercet.core.step"].parent_id == request.span_id
     assert found["tercet.core.step"].attributes["tercet.step.requests"] == 1
 
@@ -148,9 +149,9 @@ async def test_an_aborted_request_ends_its_span_and_counts_as_aborted(
 
 async def test_every_request_that_arrived_has_ended_for_a_reason(tmp: Path, unused_tcp_port: int) -> None:
     async with system(tmp, metrics_port=unused_tcp_port, max_num_seqs=2) as (worker, client, port):
-        for handle in (1, 2, 3):
+        for handle in (1, 2, 3):  # one by one: of two in the same step, neither has cached blocks
             await client.submit(handle, [9] * 20, max_tokens=4)
-        await client.finished(1, 2, 3)
+            await client.finished(handle)
         worker.hold()
         steps = worker.steps
         await client.submit(4, [8], max_tokens=4)
@@ -161,16 +162,19 @@ async def test_every_request_that_arrived_has_ended_for_a_reason(tmp: Path, unus
         await client.submit(7, [8] * 5_000, max_tokens=4)  # too long
         await client.finished(7)
         await client.send(finishes=[pb.Finish(handle=4, output_tokens=1), pb.Finish(handle=4)])
-        worker.release()
         async with Client(f"unix:{tmp}/core.sock", "other") as other:
             await other.submit(1, [7], max_tokens=900)
+            worker.release()
             await other.wait_for(lambda: bool(other.choices[1].tokens))
+            worker.hold()  # neither this one nor 5 comes to an end of its own
+        async with asyncio.timeout(TIMEOUT):
+            while "tercet_requests_ended_total/disconnect" not in await read(port):
+                pass  # the core notices by itself; there is no event here
         await client.send(aborts=[pb.Abort(handle=5)])
         await client.submit(8, [8], max_tokens=4)
+        worker.release()
         await client.finished(8)
-        async with asyncio.timeout(TIMEOUT):
-            while "tercet_requests_ended_total/disconnect" not in (found := await read(port)):
-                pass  # the core notices by itself; there is no event here
+        found = await read(port)
     ended = {name.rpartition("/")[2]: count for name, count in found.items() if "requests_ended" in name}
     assert ended == {"length": 4, "expired": 1, "stop_string": 1, "disconnect": 1, "abort": 1}
     assert found["tercet_requests_arrived_total"] == sum(ended.values())
