@@ -18,6 +18,7 @@ from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.config import CoreSettings, parse
 from tercet_shared.telemetry.tracing import unpacked
 from tests.fakes.otlp import Collector, Span
+from tests.fakes.ports import free_port
 from tests.fakes.stream_client import Client
 from tests.fakes.worker import FakeWorker
 
@@ -128,10 +129,8 @@ async def test_what_is_not_traced_leaves_no_mark(tmp: Path, collector: Collector
     assert collector.spans == []
 
 
-async def test_an_aborted_request_ends_its_span_and_counts_as_aborted(
-    tmp: Path, collector: Collector, unused_tcp_port: int
-) -> None:
-    changes = traced(collector, metrics_port=unused_tcp_port)
+async def test_an_aborted_request_ends_its_span_and_counts_as_aborted(tmp: Path, collector: Collector) -> None:
+    changes = traced(collector, metrics_port=free_port())
     async with system(tmp, **changes) as (worker, client, port):
         worker.hold()
         await client.submit(1, [9] * 40, max_tokens=5, traceparent=TRACEPARENT)
@@ -147,8 +146,8 @@ async def test_an_aborted_request_ends_its_span_and_counts_as_aborted(
         assert found["tercet_kv_blocks/held"] == 0
 
 
-async def test_every_request_that_arrived_has_ended_for_a_reason(tmp: Path, unused_tcp_port: int) -> None:
-    async with system(tmp, metrics_port=unused_tcp_port, max_num_seqs=2) as (worker, client, port):
+async def test_every_request_that_arrived_has_ended_for_a_reason(tmp: Path) -> None:
+    async with system(tmp, metrics_port=free_port(), max_num_seqs=2) as (worker, client, port):
         for handle in (1, 2, 3):  # one by one: of two in the same step, neither has cached blocks
             await client.submit(handle, [9] * 20, max_tokens=4)
             await client.finished(handle)

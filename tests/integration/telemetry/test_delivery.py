@@ -17,6 +17,7 @@ from tercet_shared.telemetry import endpoint
 from tercet_shared.telemetry.collector import collector_named
 from tercet_shared.telemetry.telemetry import Telemetry
 from tests.fakes.otlp import TIMEOUT, Collector
+from tests.fakes.ports import free_port
 
 TRACEPARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
@@ -60,7 +61,7 @@ async def test_metrics_come_at_an_interval(collector: Collector, monkeypatch: py
 
 
 async def test_a_collector_that_is_away_disturbs_nobody(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
@@ -68,7 +69,7 @@ async def test_a_collector_that_is_away_disturbs_nobody(
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
     caplog.set_level(logging.INFO, "tercet_shared")
-    telemetry = Telemetry("tercet-test", settings(otlp_endpoint=f"127.0.0.1:{unused_tcp_port}"))
+    telemetry = Telemetry("tercet-test", settings(otlp_endpoint=f"127.0.0.1:{free_port()}"))
     telemetry.meter.counter("tercet.count", "{thing}", "Things.")
     async with telemetry:
         for _ in range(1_000):

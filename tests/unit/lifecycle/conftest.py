@@ -5,17 +5,32 @@ import dataclasses
 import io
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tercet_shared.lifecycle import readiness
 from tercet_shared.lifecycle.plan import RestartPolicy
 from tercet_shared.lifecycle.supervisor import Outcome, StopRequest, Supervisor
 from tercet_shared.lifecycle.terminal import Terminal
 from tests.fakes.processes import runs
 from tests.fakes.services.supervise import played
+
+
+def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every answer of a front end take an hour by the clock of the running loop, and no longer than it takes."""
+    loop, fetch = asyncio.get_running_loop(), readiness.fetch
+
+    async def slow(*args: Any, **options: Any) -> readiness.Answer:
+        answer = await fetch(*args, **options)
+        later = loop.time() - time.monotonic() + 3600
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + later)
+        return answer
+
+    monkeypatch.setattr(readiness, "fetch", slow)
 
 
 class Screen:
@@ -99,7 +114,7 @@ class Stage:
         try:
             return await self.supervisor.run()
         finally:
-            assert self.terminal.close(5)
+            assert self.terminal.close(60)
 
     def noted(self, what: str) -> list[str]:
         """The names (and process ids) that were noted with ``what``, in order."""
@@ -125,7 +140,7 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     def make(
         flags: dict[str, str] | None = None,
         *,
-        grace_s: float = 3.0,
+        grace_s: float = 60.0,
         restart: dict[str, RestartPolicy] | None = None,
         **options: Any,
     ) -> Stage:

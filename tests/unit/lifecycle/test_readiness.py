@@ -13,6 +13,8 @@ from tercet_shared.errors import ConfigurationError, UnavailableError
 from tercet_shared.lifecycle.readiness import check_port, fetch, served_model, url_of, wait_until_ready
 from tercet_shared.lifecycle.supervisor import announcement
 from tests.fakes.certificates import Authority
+from tests.fakes.ports import free_port
+from tests.unit.lifecycle.conftest import slow_answers
 
 
 @asynccontextmanager
@@ -38,10 +40,11 @@ async def test_waits_through_refusals_until_200() -> None:
     assert requests[0].startswith(b"GET /readyz HTTP/1.0\r\n")
 
 
-async def test_gives_up_with_the_last_answer() -> None:
+async def test_gives_up_with_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_answers(monkeypatch)
     async with answering(b"HTTP/1.1 503 No\r\n\r\nno core") as (port, _):
         with pytest.raises(UnavailableError, match="503 no core"):
-            await wait_until_ready("127.0.0.1", port, timeout_s=0.2)
+            await wait_until_ready("127.0.0.1", port)
 
 
 async def test_what_does_not_speak_http_is_an_error() -> None:
@@ -63,8 +66,8 @@ async def test_a_list_without_a_name_is_no_name(body: bytes) -> None:
 
 
 def test_a_free_port_passes_and_a_taken_one_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(ConfigurationError, match=f"Port {port} on 127.0.0.1 is in use"):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)

@@ -83,6 +83,11 @@ class Run:
     def pids(self) -> list[int]:
         return [int(line.rsplit(" ", 1)[1]) for line in self.noted("start")]
 
+    def pid(self, name: str) -> int:
+        """Returns the process id of a service; they start side by side, and note it in any order."""
+        (found,) = self.noted(f"start {name}")
+        return int(found)
+
     def left(self) -> list[object]:
         """Processes, and entries of the directory for run directories, that are still there."""
         return [*(pid for pid in self.pids() if runs(pid)), *self.base.iterdir()]
@@ -113,7 +118,7 @@ async def test_a_signal_stops_all_in_order_and_leaves_nothing(run: Run, number: 
 async def test_the_second_interrupt_kills_at_once(run: Run) -> None:
     async with run.started(*(f"{name}=--stubborn" for name in ORDER)) as process:
         await run.announced(process)
-        front = os.pidfd_open(run.pids()[0])
+        front = os.pidfd_open(run.pid("front end"))
         process.send_signal(signal.SIGINT)
         await run.until("term")
         process.send_signal(signal.SIGINT)
@@ -149,7 +154,7 @@ async def test_the_directory_of_a_killed_supervisor_stays_until_its_last_service
     async with run.started(f"worker=--outlives {go}") as process:
         await run.announced(process)
         janitor = os.pidfd_open(janitor_of(process.pid).pid)
-        worker = os.pidfd_open(run.pids()[-1])
+        worker = os.pidfd_open(run.pid("worker"))
         process.kill()
         await process.wait()
         tidied = asyncio.create_task(ended(janitor))

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tercet_shared.lifecycle import supervisor
 from tercet_shared.lifecycle.plan import RestartPolicy
+from tercet_shared.lifecycle.process import Child
 from tercet_shared.lifecycle.restarts import Restarts
 from tests.fakes.processes import ended
-from tests.unit.lifecycle.conftest import Stage
+from tests.unit.lifecycle.conftest import Stage, slow_answers
 
 Make = Callable[..., Stage]
 ORDER = ["front end", "core", "worker"]
@@ -86,9 +88,25 @@ async def test_a_stubborn_service_is_killed_when_the_grace_is_over(stage: Make) 
     s.stop.asked.set()
     outcome = await run
     assert outcome.code == 0
-    assert s.noted("term") == ORDER
-    assert s.noted("end") == ["front end", "worker"]
+    assert "core" not in s.noted("end")
     assert any("The core did not end in time" in line for line in s.screen.lines)
+
+
+async def test_a_stubborn_service_does_not_keep_the_next_one_from_its_turn(
+    stage: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def turn(_insisted: object, child: Child, _timeout_s: float) -> None:
+        if child.name != "core":  # whose time is over at once
+            await child.exited.wait()
+
+    monkeypatch.setattr(supervisor, "_first_of", turn)
+    s = stage({"core": "--stubborn"})
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    s.stop.asked.set()
+    assert (await run).code == 0
+    assert s.noted("end") == ["front end", "worker"]
+    assert [line for line in s.screen.lines if "in time" in line] == ["The core did not end in time and is killed."]
 
 
 async def test_insisting_kills_at_once(stage: Make) -> None:
@@ -109,8 +127,9 @@ async def test_a_stop_while_starting_ends_everything(stage: Make) -> None:
     assert not any("Tercet listens" in line for line in s.screen.lines)
 
 
-async def test_a_front_end_that_never_becomes_ready_is_quoted(stage: Make) -> None:
-    s = stage({"front end": "--unready"}, ready_timeout_s=0.2)
+async def test_a_front_end_that_never_becomes_ready_is_quoted(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_answers(monkeypatch)
+    s = stage({"front end": "--unready"})
     outcome = await s.run()
     assert outcome.code == 1
     assert outcome.message == "The services have started, but /readyz still says: 503 no core"
