@@ -83,14 +83,9 @@ def main() -> None:
         (options.socket.parent / "late").touch()
         os._exit(0)
 
-    terminated = threading.Event()
-
-    def on_term(_number: int, _frame: object) -> None:
-        note(f"term {options.name}")
-        if not options.stubborn:
-            terminated.set()
-
-    signal.signal(signal.SIGTERM, on_term)
+    # Waited for below, by all threads alike: a handler does not run if its signal comes while the interpreter is about
+    # to block.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     note(f"start {options.name} {os.getpid()}")
     if options.socket:
         options.socket.touch()
@@ -122,7 +117,11 @@ def main() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         detail["port"] = server.server_port
     report(event="ready", detail=detail)
-    terminated.wait()
+    while True:
+        signal.sigwait({signal.SIGTERM})
+        note(f"term {options.name}")
+        if not options.stubborn:
+            break
     note(f"end {options.name}")
 
 
