@@ -20,6 +20,8 @@ a request for a vector gets `pooled`, and a grammar for which `unsound` has a se
 from __future__ import annotations
 
 import asyncio
+import socket
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -273,6 +275,7 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
         self._change = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self._engine: asyncio.Task[None] | None = None
+        self._release_port: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -280,20 +283,30 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
 
     async def __aexit__(self, *_: object) -> None:
         await self.kill()
+        self._release_port()
 
     async def start(self) -> None:
         """Listens."""
+        if self.address.endswith(":0"):
+            self._hold_port()
         self._server = grpc.aio.server(options=_OPTIONS)
         engine_pb2_grpc.add_EngineServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         if self._credentials is None:
-            port = self._server.add_insecure_port(self.address)
+            self._server.add_insecure_port(self.address)
         else:
-            port = self._server.add_secure_port(self.address, self._credentials)
-        if not self.address.startswith("unix:"):
-            self.address = f"{self.address.rpartition(':')[0]}:{port}"
+            self._server.add_secure_port(self.address, self._credentials)
         await self._server.start()
         if self._outputs is not None:
             self._engine = asyncio.create_task(self._play(self._outputs))
+
+    def _hold_port(self) -> None:
+        """Takes a port: while it is bound the kernel gives it to nobody else, also when this core is dead."""
+        holder = socket.socket()
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # gRPC may listen on it, as it sets that, too
+        host = self.address.rpartition(":")[0]
+        holder.bind((host, 0))
+        self._release_port = weakref.finalize(self, holder.close)
+        self.address = f"{host}:{holder.getsockname()[1]}"
 
     async def kill(self) -> None:
         """Closes everything at once, as a process that dies does."""
