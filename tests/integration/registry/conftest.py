@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from tercet_core.kv_cache.block_pool import BlockPool
 from tercet_core.kv_cache.events import BlockEvents
 from tercet_core.kv_cache.published import PublishedBlocks
 from tercet_shared.hashing import BlockKey, chain, root_key
+from tercet_shared.registry import member, redis
 from tercet_shared.registry.client import close_client, redis_client
 from tercet_shared.registry.interface import CoreLoad, CoreRecord, CoreState, RouteRecord
 from tercet_shared.registry.member import RedisMember
@@ -72,18 +74,20 @@ class Core:
 
 
 @asynccontextmanager
-async def joined(url: str, core: Core, *, ttl: float = 30.0, leave: bool = True) -> AsyncIterator[RedisMember]:
-    """A core in the fleet; without ``leave`` it vanishes at the end."""
-    client = redis_client(url, timeout=1.0)
-    member = RedisMember(client, "test", core, core.published(), interval=INTERVAL, ttl=ttl)
-    task = asyncio.create_task(member.run())
+async def joined(
+    url: str, core: Core, *, ttl: float = 3_600.0, leave: bool = True, patience_s: float = TIMEOUT
+) -> AsyncIterator[RedisMember]:
+    """A core in the fleet; without ``leave`` it vanishes at the end. ``patience_s``: until Redis counts as away."""
+    client = redis_client(url, timeout=patience_s)
+    own = RedisMember(client, "test", core, core.published(), interval=INTERVAL, ttl=ttl)
+    task = asyncio.create_task(own.run())
     try:
-        yield member
+        yield own
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if leave:
-            await member.leave()
+            await own.leave()
         await close_client(client)
 
 
@@ -108,9 +112,9 @@ class Watching:
 
 
 @asynccontextmanager
-async def watching(url: str) -> AsyncIterator[Watching]:
+async def watching(url: str, *, patience_s: float = TIMEOUT) -> AsyncIterator[Watching]:
     """A front end's view of the fleet."""
-    client = redis_client(url, timeout=1.0)
+    client = redis_client(url, timeout=patience_s)
     mirrors = Mirrors()
     fleet = RedisFleet(client, "test", sink=mirrors, interval=INTERVAL)
     view = Watching(fleet, mirrors)
@@ -129,6 +133,13 @@ async def watching(url: str) -> AsyncIterator[Watching]:
         await close_client(client)
 
 
+def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Lets the clock of the running loop jump."""
+    loop = asyncio.get_running_loop()
+    later = loop.time() - time.monotonic() + seconds
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + later)
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Waits for what comes from another side, for which there is no event here."""
     async with asyncio.timeout(TIMEOUT):
@@ -145,6 +156,14 @@ async def found(fleet: RedisFleet, request_id: str, route: RouteRecord) -> None:
             if await fleet.find_route(request_id) == route:
                 return
             await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives Redis all the time that it takes on a busy machine."""
+    monkeypatch.setattr(member, "PATIENCE", TIMEOUT)
+    monkeypatch.setattr(member, "_GOODBYE", TIMEOUT)
+    monkeypatch.setattr(redis, "PATIENCE", TIMEOUT)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tercet_shared.registry.client import close_client, redis_client
 from tercet_shared.registry.interface import CoreLoad, CoreState, RouteRecord
 from tercet_shared.registry.layout import Keys
 from tests.fakes.redis_server import RedisServer
-from tests.integration.registry.conftest import KEYS, TIMEOUT, Core, joined, record, until, watching
+from tests.integration.registry.conftest import KEYS, TIMEOUT, Core, joined, pass_time, record, until, watching
 
 ROUTE = RouteRecord(core_id="a", front_end="f", attempt=0, traceparent="", state="running")
 
@@ -52,18 +52,22 @@ async def test_redis_stops_and_comes_back_empty(server: RedisServer, caplog: pyt
             assert await late.fleet.find_route("r4") == ROUTE
 
 
-async def test_a_slow_redis_is_an_outage_and_no_more(server: RedisServer) -> None:
+async def test_a_slow_redis_is_an_outage_and_no_more(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     core = Core(record("a"))
     core.fill(KEYS[:9])
-    # Its keys expire while Redis does not answer, which must not look as if it had vanished.
-    async with watching(server.url) as view, joined(server.url, core, ttl=1.0) as member:
+    async with watching(server.url, patience_s=1.0) as view, joined(server.url, core, patience_s=1.0) as member:
         await until(lambda: view.mirrors_of(core))
+        _, other = await asyncio.open_unix_connection(server.url.removeprefix("unix://"))
         assert server.process is not None
         server.process.send_signal(signal.SIGSTOP)
         try:
             await until(lambda: not view.fleet.healthy and not member.healthy)
+            # The time of the core is over, and its record expires, which must not look as if it had vanished.
+            pass_time(monkeypatch, 2 * 3_600.0)
+            other.write(b"DEL test:1:core:a\r\n")
             assert view.known("a") is not None
         finally:
+            other.close()
             server.process.send_signal(signal.SIGCONT)
         core.fill(KEYS[9:12])
         await until(lambda: view.fleet.healthy and member.healthy and view.mirrors_of(core))
@@ -96,7 +100,7 @@ async def test_what_redis_loses_while_blocks_are_written_is_written_again(
 ) -> None:
     core = Core(record("a"))
     core.fill(KEYS[:9])
-    client = redis_client(server.url, timeout=1.0)
+    client = redis_client(server.url, timeout=TIMEOUT)
     publisher = BlockPublisher(client, Keys("test"), "a", core.published(), lambda: "first", 1)
     await publisher.publish()
     core.fill(KEYS[9:12])
