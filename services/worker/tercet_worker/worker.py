@@ -67,7 +67,7 @@ async def serve(settings: WorkerSettings, reporter: Reporter, stop: asyncio.Even
         device.start()
         try:
             engine = await _unless(stop, asyncio.wrap_future(device.submit(lambda: load_engine(settings, loading))))
-            if engine is not None:
+            if engine is not None and not stop.is_set():  # both may have happened by the time that this runs
                 metrics.loaded(engine)
                 await _serve_cores(_door(settings), engine, device, reporter, stop, observer)
         finally:

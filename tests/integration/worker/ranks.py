@@ -26,7 +26,8 @@ from tercet_worker.sampling import GrammarSource
 from tercet_worker.startup import load_engine
 from tercet_worker.state.checks import PlanLimits
 
-_WAIT_S = 60.0
+_WAIT_S = 200.0
+"""Seconds that a rank may take for anything, its start on a busy machine included: each loads torch and a model."""
 
 
 def _serve(pipe: Connection, argv: list[str], listener: Any) -> None:
@@ -125,7 +126,7 @@ def ranks_of(
             ours, theirs = context.Pipe()
             argv = [
                 str(model), "--threads=1", f"--tensor-parallel-size={tensor}", f"--pipeline-parallel-size={pipeline}",
-                f"--rendezvous={address}", f"--local-rank={rank}", "--rendezvous-timeout=60", *flags,
+                f"--rendezvous={address}", f"--local-rank={rank}", f"--rendezvous-timeout={_WAIT_S:g}", *flags,
                 *(of_rank or {}).get(rank, ()),
             ]  # fmt: skip
             passed = DupFd(listener.fileno()) if rank == 0 else None

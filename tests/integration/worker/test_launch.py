@@ -19,6 +19,7 @@ from tercet_shared.wire.frames import encode_plan
 from tercet_worker.parallel.failures import is_consequence
 from tercet_worker.parallel.launch import rank_specs
 from tests.fakes.checkpoints import write_tiny_llama
+from tests.fakes.ports import free_port
 from tests.integration.worker.test_worker_process import FLAGS, TIMEOUT, ScriptedCore, begin, plan, process
 
 TWO = (*FLAGS, "--tensor-parallel-size=2")
@@ -31,8 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def until_ready(report: Any) -> list[Event]:

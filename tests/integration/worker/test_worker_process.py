@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -36,10 +37,13 @@ from tercet_shared.wire.step import (
     empty_i32,
     offsets_of,
 )
+from tercet_worker.device_thread import DeviceThread
 from tercet_worker.program.compiled import CompiledModel
 from tercet_worker.program.decode import DecodeSteps
 from tercet_worker.worker import serve
 from tests.fakes.checkpoints import write_tiny_llama
+
+T = TypeVar("T")
 
 TIMEOUT = 60.0
 FLAGS = ("--dtype=float32", "--num-kv-blocks=32", "--max-num-seqs=4", "--max-num-batched-tokens=64", "--threads=1")
@@ -411,16 +415,35 @@ async def test_stopping_while_no_core_is_there(
     assert not reports.ready_event.is_set()
 
 
-async def test_stopping_in_the_middle_of_loading(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+async def test_stopping_in_the_middle_of_loading(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
     settings = parse(WorkerSettings, [str(model), *FLAGS, f"--link={tmp_path / 'w.sock'}"])
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     class StopAtHalf(Reports):
+        asked = False
+
         def progress(self, stage: str, fraction: float | None = None) -> None:
             super().progress(stage, fraction)
-            if fraction is not None and fraction > 0.5:
-                loop.call_soon_threadsafe(stop.set)
+            if fraction is not None and fraction > 0.5 and not self.asked:
+                self.asked = True
+                loop.call_soon_threadsafe(stop_when_loaded if late else stop.set)
 
+    def stop_when_loaded() -> None:
+        """Has the loop hear of both at once."""
+        assert over.wait(TIMEOUT)
+        stop.set()
+
+    class Device(DeviceThread):
+        def submit(self, work: Callable[[], T]) -> Future[T]:
+            loading = super().submit(work)
+            super().submit(over.set)
+            return loading
+
+    over = threading.Event()
+    monkeypatch.setattr("tercet_worker.worker.DeviceThread", Device)
     reports = StopAtHalf()
     await asyncio.wait_for(serve(settings, reports, stop), TIMEOUT)
     assert "connecting to the core" not in [stage for stage, _ in reports.stages]
