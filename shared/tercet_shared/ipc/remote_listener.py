@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 import grpc
@@ -96,7 +97,9 @@ class RemoteListener(pb_grpc.WorkerLinkServicer):
     async def Attach(self, request_iterator: object, context: CallContext) -> None:  # noqa: N802, ARG002
         """Serves one worker until its link is closed."""
         if self._handshakes >= self._settings.max_handshakes:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers attach at once")
+            with suppress(grpc.aio.InternalError):  # it has left meanwhile, which gRPC would log as a fault of ours
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers attach at once")
+            return
         wire = _CoreWire(context)
         self._handshakes += 1
         try:

@@ -123,6 +123,17 @@ async def test_handshakes_at_once_are_bounded() -> None:
             await check_others_can_join(core, address)
 
 
+async def test_one_who_is_turned_away_may_have_left() -> None:
+    class Gone:
+        async def abort(self, code: grpc.StatusCode, details: str) -> None:
+            raise grpc.aio.InternalError  # as of a call that is over
+
+    core = Core()
+    context: Any = Gone()
+    await RemoteListener(core.on_hello, core.on_connection, small(max_handshakes=0)).Attach(None, context)
+    assert core.hellos == []
+
+
 async def test_a_reply_that_is_too_large_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     async with attaching() as (core, address):
         core.reply = bytes((1 << 20) + 1)

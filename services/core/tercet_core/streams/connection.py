@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
@@ -82,6 +83,7 @@ class FrontEndConnection:
         self._interval = heartbeat_interval
         self._timeout = heartbeat_timeout
         self._requests: dict[int, Request] = {}
+        self._frames = 0
         self._cut = asyncio.Event()
         self._closing = False
         self._protocol = PROTOCOL_VERSION
@@ -132,6 +134,8 @@ class FrontEndConnection:
             await self._exchange(context)
         except TimeoutError:
             _log.warning("front end %s has been silent for %g s and counts as gone", self.name, self._timeout)
+        except grpc.aio.InternalError as error:  # and gRPC would log it as a fault of ours
+            _log.debug("the stream of front end %s was over when it was used: %s", self.name, error)
         finally:
             _log.info("front end %s left, %d requests ended with it", self.name, self._end_requests())
 
@@ -145,6 +149,7 @@ class FrontEndConnection:
         tasks = {
             asyncio.create_task(self._read(context), name="read frames"),
             asyncio.create_task(self._write(context), name="write frames"),
+            asyncio.create_task(self._watch(), name="watch for silence"),
             asyncio.create_task(self._cut.wait(), name="wait for overflow"),
         }
         try:
@@ -163,11 +168,25 @@ class FrontEndConnection:
 
     async def _read(self, context: FrameContext) -> None:
         while True:
-            async with asyncio.timeout(self._timeout):
-                frame = await context.read()
+            frame = await context.read()
             if not isinstance(frame, pb.ClientFrame):  # EOF
                 return
+            self._frames += 1
             self._take(frame)
+
+    async def _watch(self) -> None:
+        """Raises `TimeoutError` after silence.
+
+        It counts intervals instead of looking at the clock: after a pause of this process itself, what front ends sent
+        meanwhile is read before the next interval ends.
+        """
+        allowed = max(math.ceil(self._timeout / self._interval), 1)
+        silent, seen = 0, self._frames
+        while silent < allowed:
+            await asyncio.sleep(self._timeout / allowed)
+            silent = silent + 1 if self._frames == seen else 0
+            seen = self._frames
+        raise TimeoutError
 
     def _take(self, frame: pb.ClientFrame) -> None:
         self._leave(frame.aborts, "abort")
