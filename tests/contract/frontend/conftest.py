@@ -67,6 +67,12 @@ def says(text: ModelText) -> Callable[[str], Callable[[FakeRequest], list[int]]]
     return outputs
 
 
+@pytest.fixture
+def late_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams wait with their headers until the core has answered, so that an error of it is always a status."""
+    monkeypatch.setattr("tercet_frontend.api.generation.HEADER_DELAY", TIMEOUT)
+
+
 @dataclass
 class FrontEnd:
     """A running front end, and a client for it."""

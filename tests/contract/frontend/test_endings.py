@@ -10,6 +10,7 @@ import openai
 import orjson
 import pytest
 
+from tercet_frontend.access.occupancy import Occupancy
 from tercet_proto.v1 import engine_pb2 as pb
 from tests.contract.frontend.conftest import EOS, MODEL, TIMEOUT, events, running
 from tests.fakes.core import ABORT, LENGTH, STOP, FakeCore
@@ -23,6 +24,40 @@ MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
 
 def _body(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": MESSAGES} | fields
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": "Hi", "n": 2}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+    ],
+)
+async def test_whoever_reads_the_end_of_a_stream_finds_the_request_over(
+    text: ModelText, says: Any, path: str, fields: dict[str, Any]
+) -> None:
+    """Nothing of it is left in the turn of the loop in which its last bytes are sent."""
+    occupancy, loop = Occupancy(), asyncio.get_running_loop()
+    body = orjson.dumps({"model": MODEL, "stream": True} | fields)
+    left: list[tuple[int, int]] = []
+    async with FakeCore(outputs=says("Yes")) as core, running(text, [core], occupancy=occupancy) as front_end:
+        messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop() if messages else await loop.create_future()
+
+        async def send(message: Any) -> None:
+            assert message.get("status", 200) == 200
+            if message["type"] == "http.response.body" and not message["more_body"]:
+                loop.call_soon(lambda: left.append((occupancy.running, len(front_end.admission.running))))
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+        await front_end.server._server.config.loaded_app(scope, receive, send)
+        await asyncio.sleep(0)
+    assert left == [(0, 0)]
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -120,6 +155,7 @@ async def test_no_core(text: ModelText, stream: bool) -> None:
             await front_end.openai.models.list()
 
 
+@pytest.mark.usefixtures("late_headers")
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ async def test_the_official_client_parses_what_it_asked_for(text: ModelText, say
     assert schema["required"] == ["name", "age"]
 
 
+@pytest.mark.usefixtures("late_headers")
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_grammar_that_the_core_refuses(text: ModelText, says: Any, stream: bool, n: int) -> None:

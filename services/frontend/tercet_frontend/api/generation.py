@@ -179,7 +179,9 @@ class GenerationResponse(Response):
         chunks = job.shape.chunks(head)
         try:
             streaming = self._stream(events, head, chunks)
-            await self._admission.run(receive, streaming, tenant=job.tenant, ids=ids)
+            last = await self._admission.run(receive, streaming, tenant=job.tenant, ids=ids)
+            # Here and not within: whoever reads the end finds the request over, its place free and its cost charged.
+            await events.finish(last)
         except (TercetError, ClientGoneError) as error:
             if not events.started:
                 raise
@@ -195,16 +197,16 @@ class GenerationResponse(Response):
         finally:
             events.close()
 
-    async def _stream(self, events: EventStream, head: AnswerHead, chunks: ChunkEncoder) -> None:
+    async def _stream(self, events: EventStream, head: AnswerHead, chunks: ChunkEncoder) -> bytes:
         job = self._job
         choices = _submit(job, self._serving, head)
         async with choices:
             with _accounted(job, head, choices):
-                await _relay(job, head, events, chunks, choices)
+                return await _relay(job, head, events, chunks, choices)
 
 
-async def _relay(job: Job, head: AnswerHead, events: EventStream, chunks: ChunkEncoder, choices: Choices) -> None:
-    """Writes what comes of the choices, to the end of the stream."""
+async def _relay(job: Job, head: AnswerHead, events: EventStream, chunks: ChunkEncoder, choices: Choices) -> bytes:
+    """Writes what comes of the choices, to the end of the last one. Returns what ends the stream."""
     batch: list[tuple[Choice, Tokens]] = []
     try:
         async with asyncio.timeout(HEADER_DELAY):
@@ -229,7 +231,7 @@ async def _relay(job: Job, head: AnswerHead, events: EventStream, chunks: ChunkE
         if encoded:
             await events.write(encoded)
     usage = chunks.usage(_usage(job, head, choices)) if job.include_usage else b""
-    await events.finish(usage + chunks.done())
+    return usage + chunks.done()
 
 
 @contextmanager
