@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING, Any
 
-import orjson
 import pytest
 
 from tercet_frontend.access.connection import MAX_FIELDS, MAX_HEAD_BYTES, ConnectionLimits
 from tercet_frontend.access.occupancy import Occupancy
 from tercet_frontend.edge import EdgeOptions
 from tercet_proto.v1 import engine_pb2 as pb
-from tests.contract.frontend.conftest import EOS, MODEL, TIMEOUT, FrontEnd, events, running
+from tests.contract.frontend.conftest import EOS, MODEL, TIMEOUT, FrontEnd, running
 from tests.contract.frontend.wire import CHAT, body, request, wire
 from tests.fakes.core import STOP, FakeCore
 
@@ -23,8 +21,21 @@ if TYPE_CHECKING:
     from tercet_frontend.tokenizing import ModelText
 
 
-async def _still_answers(front_end: FrontEnd) -> None:
+async def still_answers(front_end: FrontEnd) -> None:
     assert (await front_end.http.get("/v1/models")).status_code == 200
+
+
+def connections(front_end: FrontEnd) -> set[Any]:
+    """Returns the server's ends of all connections, in a set that changes with them."""
+    connections: set[Any] = front_end.server._server.server_state.connections
+    return connections
+
+
+async def until(front_end: FrontEnd, condition: Callable[[], bool]) -> None:
+    """Returns when ``condition`` holds, while the front end goes on to answer."""
+    async with asyncio.timeout(TIMEOUT):
+        while not condition():
+            await front_end.http.get("/livez")
 
 
 # ------------------------------------------------------------------------------------------------------------ places
@@ -42,7 +53,7 @@ async def test_too_many_requests(text: ModelText, occupancy: Occupancy) -> None:
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         refused = await front_end.http.post("/v1/messages", json=body())
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
-        await _still_answers(front_end)
+        await still_answers(front_end)
         running_one.send(EOS, finish=STOP, stop_id=EOS)
         assert (await call).status_code == 200
         again = asyncio.create_task(front_end.http.post(CHAT, json=body()))
@@ -60,9 +71,7 @@ async def test_a_request_that_has_begun_does_not_wait_any_more(text: ModelText, 
         request_one = await core.next_request()
         assert (await front_end.http.post(CHAT, json=body())).status_code == 429
         request_one.send(100)
-        async with asyncio.timeout(TIMEOUT):
-            while occupancy.waiting:
-                await front_end.http.get("/livez")
+        await until(front_end, lambda: not occupancy.waiting)
         second = asyncio.create_task(front_end.http.post(CHAT, json=body()))
         request_two = await core.next_request()
         assert (await front_end.http.post(CHAT, json=body())).status_code == 429
@@ -82,6 +91,7 @@ async def test_the_body_of_a_refused_request_is_not_read(text: ModelText) -> Non
         call.cancel()
 
 
+@pytest.mark.usefixtures("late_headers")
 async def test_a_core_that_is_full_says_when_to_come_back(text: ModelText) -> None:
     now = [0.0]
     occupancy = Occupancy(clock=lambda: now[0])
@@ -128,7 +138,7 @@ async def test_heads_that_are_too_large(text: ModelText, pieces: Callable[[], li
             assert "error" in answer.json()
             assert len(answer.body) < 500
             await client.end()
-        await _still_answers(front_end)
+        await still_answers(front_end)
 
 
 async def test_heads_that_are_just_small_enough(text: ModelText) -> None:
@@ -152,7 +162,7 @@ async def test_what_is_no_http(text: ModelText, caplog: pytest.LogCaptureFixture
                 assert (answer.status, answer.headers["connection"]) == (400, "close")
                 assert answer.json()["error"]["type"] == "invalid_request_error"
                 assert await client.end() == b""
-        await _still_answers(front_end)
+        await still_answers(front_end)
     assert "Traceback" not in caplog.text
 
 
@@ -160,7 +170,9 @@ async def test_garbage_behind_a_request_does_not_spoil_its_answer(text: ModelTex
     async with FakeCore() as core, running(text, [core]) as front_end, wire(front_end.url) as client:
         await client.send(request())
         waiting = await core.next_request()
+        (connection,) = connections(front_end)
         await client.send(b"\0garbage\r\n\r\n")
+        await until(front_end, lambda: connection._discarding)
         waiting.send(EOS, finish=STOP, stop_id=EOS)
         answer = await client.answer()
         assert (answer.status, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
@@ -196,7 +208,7 @@ async def test_heads_that_do_not_come(text: ModelText, sent: bytes, status: int 
             assert (await client.answer()).status == 200
             if status is not None:
                 assert (await client.end()).startswith(b"HTTP/1.1 408 ")
-        await _still_answers(front_end)
+        await still_answers(front_end)
 
 
 async def test_a_head_that_drips(text: ModelText) -> None:
@@ -225,7 +237,7 @@ async def test_a_body_that_does_not_come(text: ModelText, path: str) -> None:
             assert answer.headers["x-request-id"]
             assert "did not come in time" in answer.json()["error"]["message"]
             assert await client.end() == b""
-        await _still_answers(front_end)
+        await still_answers(front_end)
 
 
 async def test_what_is_left_of_a_body_is_not_taken_for_ever(text: ModelText) -> None:
@@ -238,7 +250,12 @@ async def test_what_is_left_of_a_body_is_not_taken_for_ever(text: ModelText) -> 
                 client.writer.write(b"x" * 1_000)
                 await front_end.http.get("/livez")
             await closed
-        async with wire(front_end.url) as client:  # but what ends soon is, and the connection goes on
+
+
+async def test_what_is_left_of_a_body_and_ends_soon_is_taken(text: ModelText) -> None:
+    limits = ConnectionLimits(linger=TIMEOUT)
+    async with FakeCore() as core, running(text, [core], limits=limits, keys=["secret"]) as front_end:
+        async with wire(front_end.url) as client:
             await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 5\r\n\r\n")
             assert (await client.answer()).status == 401
             await client.send(b"hello" + b"GET /livez HTTP/1.1\r\n\r\n")
@@ -248,7 +265,7 @@ async def test_what_is_left_of_a_body_is_not_taken_for_ever(text: ModelText) -> 
 async def test_too_many_connections(text: ModelText) -> None:
     limits = ConnectionLimits(max_connections=3)
     async with FakeCore() as core, running(text, [core], limits=limits) as front_end:
-        await _still_answers(front_end)  # keeps one
+        await still_answers(front_end)  # keeps one
         async with wire(front_end.url) as one, wire(front_end.url) as two:
             for client in (one, two):
                 await client.send(b"GET /livez HTTP/1.1\r\n\r\n")
@@ -258,102 +275,17 @@ async def test_too_many_connections(text: ModelText) -> None:
                 assert (answer.status, answer.headers["retry-after"]) == (503, "1")
                 assert answer.json()["error"]["code"] == "service_unavailable"
                 assert await third.end() == b""
+            await until(front_end, lambda: front_end.server.connections == 3)
             await one.send(b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
             assert (await one.answer()).status == 200
             await one.end()
+            await until(front_end, lambda: front_end.server.connections == 2)
             async with wire(front_end.url) as fourth:
                 await fourth.send(b"GET /livez HTTP/1.1\r\n\r\n")
                 assert (await fourth.answer()).status == 200
 
 
 # ----------------------------------------------------------------------------------------------------------- streams
-
-
-def _unread() -> socket.socket:
-    """Returns a socket of a client that has room for little: what it does not read stays with the server."""
-    client = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    return client
-
-
-async def _never_reads(front_end: FrontEnd, payload: dict[str, Any]) -> socket.socket:
-    client = _unread()
-    client.setblocking(False)
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(client, ("127.0.0.1", int(front_end.url.rpartition(":")[2])))
-    await loop.sock_sendall(client, request(payload=payload))
-    return client
-
-
-async def test_a_client_that_never_reads_is_cut_and_delays_nobody(text: ModelText) -> None:
-    limits = ConnectionLimits(client_timeout=0.5)
-    async with FakeCore() as core, running(text, [core], limits=limits) as front_end:
-        stuck_client = await _never_reads(front_end, body(stream=True, max_tokens=1_000))
-        stuck = await core.next_request()
-        sending = True
-
-        async def flood() -> None:
-            """A long answer, in events of some hundred kilobytes, until it is given up."""
-            while sending and not stuck.aborted:
-                stuck.send(*text.tokenizer.encode("Paris is nice. " * 400))
-                await front_end.http.get("/livez")
-
-        flooding = asyncio.create_task(flood())
-        async with front_end.http.stream("POST", CHAT, json=body(stream=True)) as response:
-            beside = await core.next_request()
-            for _ in range(20):
-                beside.send(100)
-            beside.send(EOS, finish=STOP, stop_id=EOS)
-            *_, last, done = await events(response)
-        assert orjson.loads(last)["choices"][0]["finish_reason"] == "stop"
-        assert done == "[DONE]"
-        await core.wait_for(lambda: stuck.aborted)
-        sending = False
-        await flooding
-        stuck_client.close()
-        await _still_answers(front_end)
-        assert front_end.admission.occupancy.running == 0
-
-
-async def test_a_whole_answer_that_nobody_takes(text: ModelText) -> None:
-    limits = ConnectionLimits(client_timeout=0.3)
-    async with FakeCore() as core, running(text, [core], limits=limits) as front_end:
-        client = await _never_reads(front_end, body(logprobs=True, top_logprobs=20, max_tokens=2_000))
-        waiting = await core.next_request()
-        scores = None
-        ids = text.tokenizer.encode("Paris is nice. " * 400)[:1_999]
-        from tests.fakes.core import scored  # noqa: PLC0415
-
-        scores = [scored(position, token, 20) for position, token in enumerate([*ids, EOS])]
-        core.step([waiting.row(*ids, EOS, finish=STOP, stop_id=EOS, scores=scores)])
-        connections = front_end.server._server.server_state.connections
-        async with asyncio.timeout(TIMEOUT):
-            while len(connections) != 1:  # nothing is left of it, though the client is still there
-                await front_end.http.get("/livez")
-        client.close()
-
-
-async def test_a_client_that_reads_slowly_is_not_cut(text: ModelText) -> None:
-    limits = ConnectionLimits(client_timeout=0.5)
-    async with FakeCore() as core, running(text, [core], limits=limits) as front_end:
-        client = await _never_reads(front_end, body(stream=True, max_tokens=1_000))
-        waiting = await core.next_request()
-        for _ in range(40):
-            waiting.send(*text.tokenizer.encode("Paris is nice. " * 4_000))
-        waiting.send(EOS, finish=STOP, stop_id=EOS)
-        loop = asyncio.get_running_loop()
-        got, begin, pause = b"", loop.time(), 0.0
-        async with asyncio.timeout(TIMEOUT):
-            while not got.endswith(b"0\r\n\r\n"):
-                if loop.time() - begin < 1.5:  # three times as long as one that takes nothing may be there
-                    await front_end.http.get("/livez")
-                    piece = await loop.sock_recv(client, 500)
-                else:
-                    piece = await loop.sock_recv(client, 1_000_000)
-                assert piece, f"cut after {len(got)} bytes, {pause}"
-                got += piece
-        assert b"data: [DONE]" in got
-        client.close()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])

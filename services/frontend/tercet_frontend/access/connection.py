@@ -129,6 +129,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client takes less than is sent."""
         super().pause_writing()
+        if self._sending is not None:  # it has taken enough for more to be sent since
+            self._sending.cancel()
+            self._sending = None
         self._watch_sending()
 
     # --------------------------------------------------------------------------------------------------- the parser

@@ -116,6 +116,25 @@ async def test_a_client_that_takes_a_little_has_as_much_time_again() -> None:
     await connection.answered()  # into nothing
 
 
+async def test_a_client_that_is_sent_more_than_it_has_taken_has_as_much_time_again() -> None:
+    connection = Connection(client_timeout=60.0)
+    connection.protocol.data_received(GET)
+    connection.transport.buffered = 70_000
+    connection.protocol.pause_writing()
+    first = connection.protocol._sending
+    connection.transport.buffered = 10_000
+    connection.protocol.resume_writing()
+    connection.transport.buffered = 200_000  # the next event is a large one
+    connection.protocol.pause_writing()
+    assert first.cancelled()
+    connection.protocol._sending.cancel()
+    connection.transport.buffered = 199_000
+    connection.protocol._not_taken()
+    assert not connection.transport.aborted
+    connection.end()
+    await connection.answered()  # into nothing
+
+
 @pytest.mark.parametrize(("left", "resumes"), [(0, False), (10_000, True)])
 async def test_a_client_that_has_taken_enough_is_left_alone(left: int, resumes: bool) -> None:
     connection = Connection(client_timeout=60.0)
