@@ -249,7 +249,7 @@ async def test_keys_and_quotas_in_redis(text: ModelText, says: Any) -> None:
                 assert (answer.status_code, answer.headers["x-ratelimit-remaining-requests"]) == (200, "0")
                 refused = await one.http.post(CHAT, json=body(), headers=auth("far"))
                 assert refused.status_code == 429
-                assert 25 <= int(refused.headers["retry-after"]) <= 30
+                assert 0 < int(refused.headers["retry-after"]) <= 30
                 assert (await one.http.get("/v1/models", headers=auth("near"))).status_code == 401
                 await redis.stop()
                 assert (await two.http.post(CHAT, json=body(), headers=auth("far"))).status_code == 200

@@ -55,6 +55,13 @@ async def ready(http: httpx.AsyncClient) -> None:
             pass
 
 
+async def hears(http: httpx.AsyncClient) -> None:
+    """Returns when the front end hears of the requests of others, and so can be asked for them."""
+    async with asyncio.timeout(TIMEOUT):
+        while (await http.delete("/v1/requests/none")).status_code != 404:
+            pass
+
+
 async def test_models_are_found_and_requests_ended_from_elsewhere(redis: RedisServer, tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "model", vocab=300)
     fingerprint = ModelText.read(Checkpoint.open(str(source))).tokenizer.fingerprint
@@ -74,8 +81,9 @@ async def test_models_are_found_and_requests_ended_from_elsewhere(redis: RedisSe
             before = await http.get("/readyz")
             assert (before.status_code, before.json()["reason"]) == (503, "No core has announced a model yet.")
             await register(client, core, source)
-            await ready(http)
-            await ready(other)
+            for client_of in (http, other):
+                await ready(client_of)
+                await hears(client_of)
             assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["tiny", "chat"]
             body = {"model": "chat", "messages": MESSAGES, "stream": True}
             async with http.stream("POST", CHAT, json=body, headers={"X-Request-Id": "mine"}) as response:
