@@ -10,6 +10,9 @@
 namespace tercet {
 namespace {
 
+// Where there are few rows to draw for, each is cut: whoever comes first takes a part.
+constexpr std::int32_t kPartsPerThread = 4;
+
 // Whether the step is one that this file executes, and sound. What is not is left to the caller, which can say why.
 bool plain(const TercetDecodeTables& t, const TercetDecodePlan& plan, std::uint8_t* marks) {
     bool sound = true;
@@ -46,8 +49,11 @@ Decoder::Decoder(const TercetDecodeTables& tables) : tables_(tables), marks_(sta
     for (std::size_t i = 0; i <= slots; ++i) starts_[i] = static_cast<std::int32_t>(i);
 }
 
+Decoder::~Decoder() { static_cast<Program*>(tables_.program)->settle(); }
+
 DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
     const TercetDecodeTables& t = tables_;
+    static_cast<Program*>(t.program)->settle();
     if (plan.rows < 1 || plan.rows > t.slots || plan.rows > t.max_rows || !plain(t, plan, marks_.data())) {
         return DecodeOutcome::not_plain;
     }
@@ -88,9 +94,10 @@ DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
         head.places = plan.places;
         head.finite = plan.finite;
     }
-    if (program.run(layers) != ProgramProblem::none || program.run(head) != ProgramProblem::none) return DecodeOutcome::refused;
+    if (how == Choice::draw) prepare(plan);
+    if (program.run(layers, head, how == Choice::draw ? this : nullptr) != ProgramProblem::none) return DecodeOutcome::refused;
     if (how == Choice::other) return DecodeOutcome::computed;
-    if (how == Choice::draw) draw(plan);
+    if (how == Choice::draw) choose(plan);
     for (std::int32_t row = 0; row < plan.rows; ++row) {
         const std::int64_t slot = plan.slots[row];
         const std::int32_t end = plan.computed[row] + 1;
@@ -114,13 +121,12 @@ Decoder::Choice Decoder::choice(const TercetDecodePlan& plan) const {
     return how;
 }
 
-// Finds the tokens of all rows in the logits that the head has left: `places` and `finite` of the plan.
-void Decoder::draw(const TercetDecodePlan& plan) {
+// What is drawn for each row of the plan, and how rows are cut.
+void Decoder::prepare(const TercetDecodePlan& plan) {
     const TercetDecodeTables& t = tables_;
-    auto& program = *static_cast<Program*>(t.program);
-    const std::int32_t threads = program.team().size();
+    const std::int32_t threads = static_cast<Program*>(t.program)->threads();
     rows_ = plan.rows;
-    parts_ = std::max(1, threads / rows_);
+    parts_ = std::max(1, kPartsPerThread * threads / rows_);
     draws_.resize(static_cast<std::size_t>(rows_));
     scans_.assign(static_cast<std::size_t>(rows_) * static_cast<std::size_t>(parts_), BestLogit{});
     drawn_.assign(scans_.size(), BestDraw{});
@@ -150,7 +156,10 @@ void Decoder::draw(const TercetDecodePlan& plan) {
         for (auto& each : space) each.resize(static_cast<std::size_t>(t.vocab_size));
         space_ = std::move(space);
     }
-    program.team().run(&Decoder::enter, this);
+}
+
+// The tokens that were found: `places` and `finite` of the plan.
+void Decoder::choose(const TercetDecodePlan& plan) const {
     for (std::int32_t row = 0; row < rows_; ++row) {
         const BestLogit best = best_of(row);
         plan.finite[row] = best.nothing == 0.0f ? 1 : 0;
@@ -178,35 +187,40 @@ BestLogit Decoder::best_of(std::int32_t row) const {
     return best;
 }
 
-void Decoder::enter(void* self, std::int32_t thread) { static_cast<Decoder*>(self)->scan_and_draw(thread); }
-
-void Decoder::scan_and_draw(std::int32_t thread) {
-    auto& program = *static_cast<Program*>(tables_.program);
-    const StepKernels& kernels = program.kernels();
-    const std::int32_t threads = program.team().size();
+// In the logits that the head has left.
+void Decoder::run(Stages& stages, Stages::Walk& walk) {
+    const StepKernels& kernels = static_cast<Program*>(tables_.program)->kernels();
     const std::int32_t size = tables_.vocab_size;
+    const std::int32_t pieces = rows_ * parts_;
+    const std::int32_t most = stages.most();
+    const std::int32_t each = (pieces + most - 1) / most;
+    const std::int32_t units = (pieces + each - 1) / each;
     const auto border = [this, size](std::int32_t part) {
         const std::int64_t panels = (size + kPanel - 1) / kPanel;
         return std::min(size, static_cast<std::int32_t>(panels * part / parts_) * kPanel);
     };
-    for (std::int32_t unit = thread; unit < rows_ * parts_; unit += threads) {
-        const std::int32_t begin = border(unit % parts_);
-        kernels.scan_part(draws_[static_cast<std::size_t>(unit / parts_)].logits + begin, border(unit % parts_ + 1) - begin, begin,
-                          &scans_[static_cast<std::size_t>(unit)]);
-    }
-    program.team().barrier(thread);
-    for (std::int32_t unit = thread; unit < rows_ * parts_; unit += threads) {
-        const std::int32_t part = unit % parts_;
-        TercetDraw& draw = draws_[static_cast<std::size_t>(unit / parts_)];
-        if (draw.temperature <= 0.0f || (part > 0 && truncates(draw))) continue;
+    const auto over_pieces = [&](const auto& work) {
+        stages.once(walk, units, [&](std::int32_t unit) {
+            for (std::int32_t i = unit * each; i < std::min(pieces, (unit + 1) * each); ++i) work(i);
+        });
+    };
+    over_pieces([&](std::int32_t piece) {
+        const std::int32_t begin = border(piece % parts_);
+        kernels.scan_part(draws_[static_cast<std::size_t>(piece / parts_)].logits + begin, border(piece % parts_ + 1) - begin, begin,
+                          &scans_[static_cast<std::size_t>(piece)]);
+    });
+    over_pieces([&](std::int32_t piece) {
+        const std::int32_t part = piece % parts_;
+        TercetDraw& draw = draws_[static_cast<std::size_t>(piece / parts_)];
+        if (draw.temperature <= 0.0f || (part > 0 && truncates(draw))) return;
         TercetDraw own = draw;
-        own.highest = best_of(unit / parts_).highest;
+        own.highest = best_of(piece / parts_).highest;
         if (truncates(own)) {
-            draw.token = draw_truncated(kernels.draw, own, size, space_[static_cast<std::size_t>(thread)].data());
+            draw.token = draw_truncated(kernels.draw, own, size, space_[static_cast<std::size_t>(walk.thread)].data());
         } else {
-            kernels.draw.draw_part(row_of(own), border(part), border(part + 1), &drawn_[static_cast<std::size_t>(unit)]);
+            kernels.draw.draw_part(row_of(own), border(part), border(part + 1), &drawn_[static_cast<std::size_t>(piece)]);
         }
-    }
+    });
 }
 
 }  // namespace tercet

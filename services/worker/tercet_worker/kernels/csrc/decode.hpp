@@ -70,10 +70,13 @@ enum class DecodeOutcome : std::int32_t {
     refused = 3,    // attention or the program refused it: the tables have its blocks, and have not advanced
 };
 
-class Decoder {
+class Decoder final : Program::Tail {
   public:
     // Throws std::bad_alloc.
     explicit Decoder(const TercetDecodeTables& tables);
+    ~Decoder();
+    Decoder(const Decoder&) = delete;
+    Decoder& operator=(const Decoder&) = delete;
 
     // Throws std::bad_alloc.
     DecodeOutcome run(const TercetDecodePlan& plan);
@@ -83,9 +86,9 @@ class Decoder {
     enum class Choice { best, draw, other };
 
     Choice choice(const TercetDecodePlan& plan) const;
-    void draw(const TercetDecodePlan& plan);
-    static void enter(void* self, std::int32_t thread);
-    void scan_and_draw(std::int32_t thread);
+    void prepare(const TercetDecodePlan& plan);
+    void choose(const TercetDecodePlan& plan) const;
+    void run(Stages& stages, Stages::Walk& walk) override;
     BestLogit best_of(std::int32_t row) const;
 
     TercetDecodeTables tables_;
@@ -96,7 +99,7 @@ class Decoder {
     std::vector<std::int32_t> lengths_;
     std::vector<std::int64_t> mapping_;
 
-    // Of a step that draws: rows are cut into parts where there are fewer of them than threads.
+    // Of a step that draws: rows are cut into parts where there are few of them.
     std::int32_t rows_ = 0;
     std::int32_t parts_ = 1;
     std::vector<TercetDraw> draws_;                // [rows] a temperature of 0: the best token

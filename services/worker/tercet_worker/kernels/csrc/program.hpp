@@ -1,16 +1,18 @@
 // A model's step as a list of operations over fixed buffers, executed by a team of threads in one call.
 //
-// Between operations there is a barrier; within one, every thread takes a share of the rows or of the outputs. Sections are parts
-// of the list that are run by themselves: the layers, and the head, which follows for the rows that sample.
+// Every operation is one stage or several (stages.hpp), of which threads take rows, outputs or tasks. Products with few rows, which
+// are most of the time of a decode step, can be done again: a thread that loses its processor, which the rest of the system needs,
+// too, does not hold up the step. Sections are parts of the list that are run by themselves: the layers, and the head, which follows
+// for the rows that sample.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "attention.hpp"
 #include "isa.hpp"
 #include "linear_types.hpp"
+#include "stages.hpp"
 #include "team.hpp"
 
 extern "C" {
@@ -80,66 +82,88 @@ class Program {
     // Throws std::bad_alloc and std::system_error. The instruction set is available.
     Program(Dtype dtype, Isa isa, std::int32_t threads);
 
-    void add(const TercetOp& op) { ops_.push_back(op); }
+    void add(const TercetOp& op);
     // Ends the section that has been added to.
     void end_section() { sections_.push_back(ops_.size()); }
 
-    // Throws std::bad_alloc where only the best is to be kept.
+    // Throws std::bad_alloc.
     ProgramProblem run(const TercetCall& call);
+
+    // What every thread does after the calls of a run.
+    struct Tail {
+        virtual void run(Stages& stages, Stages::Walk& walk) = 0;
+
+      protected:
+        ~Tail() = default;
+    };
+
+    // Two calls, and then `tail` unless it is null, as one job of the team. A thread that was away may still be about to leave when it
+    // returns: what the calls point to, and what the tail reads, stays as it is until settle(), or the next run.
+    ProgramProblem run(const TercetCall& layers, const TercetCall& head, Tail* tail);
+    void settle() { team_.settle(); }
 
     // Nanoseconds that each operation took in the last run of its section, on the first thread; null to stop measuring.
     void profile(std::int64_t* ns) { profile_ = ns; }
 
-    // For other work between runs.
-    Team& team() { return team_; }
+    std::int32_t threads() const { return team_.size(); }
     const StepKernels& kernels() const { return *kernels_; }
 
   private:
-    struct alignas(128) Counter {
-        std::atomic<std::int32_t> next{0};
-        std::int32_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
-        void reset() { next.store(0, std::memory_order_relaxed); }
+    // Of one thread: outputs of a unit, on their way to where the others look.
+    struct alignas(128) Own {
+        std::vector<float> values;
+        std::vector<BestLogit> best;  // [rows]
     };
 
-    // What is taken piece by piece within one operation: pieces of a product or tasks of attention, and merges of attention.
-    struct Counters {
-        Counter pieces;
-        Counter merges;
+    // A call of the job that runs.
+    struct Part {
+        TercetCall call;
+        std::size_t begin;  // operations
+        std::size_t end;
+        std::int32_t tasks;  // of attention, which may have another plan when a thread comes back
+        std::int32_t merges;
     };
+
+    ProgramProblem check(const TercetCall& call) const;
+    void begin(const TercetCall& call);
+    void start();
+    void merge_best(const Part& part) const;
 
     static void enter(void* self, std::int32_t thread);
     void execute(std::int32_t thread);
-    void run_op(const TercetOp& op, std::int32_t thread, Counters& counters);
-    void run_linear(const TercetOp& op, std::int32_t thread, Counters& counters);
-    void run_best(const TercetOp& op, std::int32_t thread, Counters& counters);
+    void run_op(const Part& part, const TercetOp& op, Stages::Walk& walk);
+    void run_linear(const Part& part, const TercetOp& op, Stages::Walk& walk);
+    void run_few_rows(const Part& part, const TercetOp& op, const LinearCall& call, Stages::Walk& walk);
+    void run_best(const Part& part, const TercetOp& op, Stages::Walk& walk);
+    void run_attention(const Part& part, const TercetOp& op, Stages::Walk& walk);
     void multiply(const TercetOp& op, const LinearCall& call, const LinearPart& part) const;
-    void reserve_best(std::int32_t rows);
-    void merge_best();
-    void run_attention(const TercetOp& op, std::int32_t thread, Counters& counters);
-    void angles(const TercetOp& op, std::int32_t begin, std::int32_t end) const;
-    ProgramProblem check(const TercetCall& call) const;
+    void angles(const TercetCall& call, const TercetOp& op, std::int32_t begin, std::int32_t end) const;
+    template <class Work>
+    void over_rows(std::int32_t rows, Stages::Walk& walk, const Work& work);
+    template <class Work>
+    void in_stretches(std::int32_t pieces, Stages::Walk& walk, const Work& work);
+
+    // Of a product with few rows: units of one thread, and the panels of a unit.
+    std::int32_t few_row_units(const TercetOp& op) const;
+    LinearPart few_row_part(const TercetOp& op, std::int32_t each, std::int32_t unit, std::int32_t rows) const;
+    // Of a product of which only the best is kept: units of all threads.
+    std::int32_t best_units(std::int32_t rows, std::int32_t panels) const;
 
     const StepKernels* kernels_;
     std::int32_t element_bytes_;
     Team team_;
     std::vector<TercetOp> ops_;
     std::vector<std::size_t> sections_;
-    // Operations use them in turn. The next one's are reset during an operation, as the barrier before it says that those of the
-    // last but one are out of use.
-    Counters counters_[3];
+    Stages stages_;
     std::int64_t* profile_ = nullptr;
+    std::vector<Own> own_;         // [threads]
+    std::size_t widest_ = 0;       // outputs of a unit of a product with few rows
+    std::vector<BestLogit> best_;  // [units][rows] of a call that keeps only the best of each row
 
-    // Of a call that keeps only the best of each row: what each thread found, and where it puts the values of a piece.
-    struct alignas(128) Found {
-        std::vector<BestLogit> best;  // [rows]
-        std::vector<float> values;    // [rows][kBestOutputs]
-    };
-    std::vector<Found> found_;
-
-    // Of the running call.
-    TercetCall call_{};
-    std::size_t begin_ = 0;
-    std::size_t end_ = 0;
+    // Of the job.
+    Part parts_[2]{};
+    std::int32_t num_parts_ = 0;
+    Tail* tail_ = nullptr;
 };
 
 }  // namespace tercet

@@ -12,22 +12,7 @@
 namespace tercet {
 namespace {
 
-// Nanoseconds.
-constexpr std::int64_t kSpin = 10'000;            // longer than threads that all run are ever apart
-constexpr std::int64_t kBarrierPatience = 200'000;
-constexpr std::int64_t kJobPatience = 60'000;     // what follows a step at once: sampling from what it computed
-
-void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-std::int64_t now() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+constexpr std::int64_t kJobPatience = 60'000;  // ns; what follows a step at once: sampling from what it computed
 
 void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value) {
     static_assert(sizeof word == 4);
@@ -36,15 +21,32 @@ void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value)
 
 }  // namespace
 
+void Team::pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+void Team::yield() { sched_yield(); }
+
+std::int64_t Team::now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Team::sleep(std::atomic<std::uint32_t>& word, std::uint32_t value) { futex(word, FUTEX_WAIT, value); }
+
+void Team::wake(std::atomic<std::uint32_t>& word) { futex(word, FUTEX_WAKE, INT_MAX); }
+
 void Team::Turn::advance() {
     // Ordered before the look at the sleepers, as their count is before their look at the number.
     count.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers.load(std::memory_order_seq_cst) != 0) futex(count, FUTEX_WAKE, INT_MAX);
+    if (sleepers.load(std::memory_order_seq_cst) != 0) wake(count);
 }
 
 template <class Late>
 void Team::Turn::wait(std::uint32_t seen, std::int64_t patience, Late late) {
-    constexpr int kPausesPerLook = 32;
     const std::int64_t start = now();
     std::int64_t waited = 0;
     do {
@@ -53,11 +55,11 @@ void Team::Turn::wait(std::uint32_t seen, std::int64_t patience, Late late) {
             pause();
         }
         // Whoever is late has lost its processor, perhaps to this very thread.
-        if (waited > kSpin && !late()) sched_yield();
+        if (waited > kSpin && !late()) yield();
         waited = now() - start;
     } while (waited < patience);
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    while (count.load(std::memory_order_seq_cst) == seen) futex(count, FUTEX_WAIT, seen);
+    while (count.load(std::memory_order_seq_cst) == seen) sleep(count, seen);
     sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -85,6 +87,7 @@ Team::Team(std::int32_t size) : size_(size) {
 }
 
 Team::~Team() {
+    settle();
     stopping_ = true;
     job_.advance();
     for (std::thread& thread : threads_) thread.join();
@@ -102,28 +105,31 @@ void Team::work(std::int32_t thread, int cpu) {
         job_.wait(seen, kJobPatience, [] { return false; });
         if (stopping_) return;
         body_(context_, thread);
-        meet([] { return false; });
+        if (left_.fetch_add(1, std::memory_order_acq_rel) == size_ - 2) {
+            left_.store(0, std::memory_order_relaxed);
+            done_.advance();
+        }
     }
 }
 
-void Team::run(void (*body)(void*, std::int32_t), void* context) {
+void Team::start(void (*body)(void*, std::int32_t), void* context) {
+    settle();
     body_ = body;
     context_ = context;
+    unsettled_ = size_ > 1;
     job_.advance();
     body(context, 0);
-    barrier(0);
 }
 
-void Team::barrier(std::int32_t thread) {
-    if (thread == 0) {
-        meet([this] { return go_home(); });
-    } else {
-        meet([] { return false; });
-    }
+void Team::settle() {
+    if (!unsettled_) return;
+    done_.wait(job_.count.load(std::memory_order_relaxed) - 1, kPatience, [this] { return go_home(0); });
+    unsettled_ = false;
 }
 
-bool Team::go_home() const {
-    if (!places_ || CPU_ISSET(sched_getcpu(), &home_)) return false;
+bool Team::go_home(std::int32_t thread) const {
+    // A helper with a processor of its own is there.
+    if (thread != 0 || !places_ || CPU_ISSET(sched_getcpu(), &home_)) return false;
     // Only to be moved: threads and processes that the caller starts would inherit a narrow mask.
     cpu_set_t before;
     if (sched_getaffinity(0, sizeof before, &before) != 0) return false;
@@ -132,18 +138,6 @@ bool Team::go_home() const {
     if (CPU_COUNT(&reachable) == 0 || sched_setaffinity(0, sizeof reachable, &reachable) != 0) return false;
     sched_setaffinity(0, sizeof before, &before);
     return true;
-}
-
-template <class Late>
-void Team::meet(Late late) {
-    if (size_ == 1) return;
-    const std::uint32_t seen = phase_.count.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-        arrived_.store(0, std::memory_order_relaxed);
-        phase_.advance();
-    } else {
-        phase_.wait(seen, kBarrierPatience, late);
-    }
 }
 
 }  // namespace tercet

@@ -1,7 +1,7 @@
-// A fixed team of threads that does one job at a time, with barriers inside.
+// A fixed team of threads that does one job at a time; how a job is divided is for stages.hpp.
 //
-// A step has hundreds of barriers with microseconds between them, so threads spin at them, but not for long: whoever waits longer
-// than running threads are ever apart waits for a thread that has lost its processor, and offers it its own.
+// A step has hundreds of stages with microseconds between them, so threads spin, but not for long: whoever waits longer than running
+// threads are ever apart waits for a thread that has lost its processor.
 //
 // Where the team has the machine to itself, each helper is kept on a processor of its own. The caller, the first of the team, is not:
 // threads and processes that it starts would inherit that. But the system may put it beside a helper, and leave it there for as long
@@ -20,7 +20,7 @@ namespace tercet {
 
 class Team {
   public:
-    // Starts size - 1 threads; the caller of run() is the first. Throws std::system_error.
+    // Starts size - 1 threads; the caller of start() is the first. Throws std::system_error.
     explicit Team(std::int32_t size);
     ~Team();
     Team(const Team&) = delete;
@@ -28,11 +28,24 @@ class Team {
 
     std::int32_t size() const { return size_; }
 
-    // Calls body(context, thread) on every thread and returns when all have returned. One caller at a time.
-    void run(void (*body)(void*, std::int32_t), void* context);
+    // Calls body(context, thread) on every thread, and returns when the caller's has returned: helpers may still be inside. settle() waits
+    // until they have left; so do the next job and the end of the team. One caller at a time.
+    void start(void (*body)(void*, std::int32_t), void* context);
+    void settle();
 
-    // Within a job: returns when every thread of the team has called it, with its number.
-    void barrier(std::int32_t thread);
+    // Within a job, of a thread that waits in vain: leaves a helper's processor. Returns whether it was on one that is not its own.
+    bool go_home(std::int32_t thread) const;
+
+    // How threads of a job wait for each other: they spin for kSpin ns, then yield, and sleep after kPatience.
+    static constexpr std::int64_t kSpin = 10'000;  // longer than threads that all run are ever apart
+    static constexpr std::int64_t kPatience = 200'000;
+    static constexpr int kPausesPerLook = 32;      // at the clock
+    static void pause();
+    static void yield();
+    static std::int64_t now();  // ns
+    // Sleeps unless `word` is not `value` any more; wakes all who sleep on it.
+    static void sleep(std::atomic<std::uint32_t>& word, std::uint32_t value);
+    static void wake(std::atomic<std::uint32_t>& word);
 
   private:
     // A number that threads wait on until it changes.
@@ -47,20 +60,17 @@ class Team {
     };
 
     void work(std::int32_t thread, int cpu);
-    template <class Late>
-    void meet(Late late);
-    // Of the caller: leaves a helper's processor. Returns whether it was on one.
-    bool go_home() const;
 
     std::int32_t size_;
     bool places_ = false;  // whether helpers have processors of their own
     cpu_set_t home_;       // all others
     Turn job_;
-    Turn phase_;
-    alignas(128) std::atomic<std::int32_t> arrived_{0};
+    Turn done_;  // jobs that all helpers have left
+    alignas(128) std::atomic<std::int32_t> left_{0};
     void (*body_)(void*, std::int32_t) = nullptr;
     void* context_ = nullptr;
     bool stopping_ = false;
+    bool unsettled_ = false;
     std::vector<std::thread> threads_;
 };
 
