@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet_frontend.api.answers import AnswerHead, Detail, Ending, PromptDetail, Usage, joined
@@ -35,6 +35,7 @@ def _parse_all(events: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
+@settings(deadline=None)
 @given(TEXT, st.integers(0, 200))
 def test_chat_chunks(include_usage: bool, text: str, index: int) -> None:
     chunks = ChatShape(names=NAMES, include_usage=include_usage).chunks(HEAD)
@@ -56,6 +57,7 @@ def test_chat_chunks(include_usage: bool, text: str, index: int) -> None:
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
+@settings(deadline=None)
 @given(TEXT, st.integers(0, 200))
 def test_completion_chunks(include_usage: bool, text: str, index: int) -> None:
     chunks = CompletionShape(names=NAMES, include_usage=include_usage).chunks(HEAD)

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet_frontend.api import structure
@@ -42,6 +42,7 @@ def counted(value: Any) -> Structure:
     return Structure(*(sum(column) for column in zip(*parts, strict=True)))
 
 
+@settings(deadline=None)
 @given(_VALUES, st.booleans(), st.sampled_from([None, 2]), st.integers(1, 40))
 def test_it_counts_what_a_parser_makes(value: Any, ascii_only: bool, indent: int | None, piece: int) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
@@ -50,6 +51,7 @@ def test_it_counts_what_a_parser_makes(value: Any, ascii_only: bool, indent: int
         assert structure_of(text.encode()) == counted(value)
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from('"\\[],:{}a'), max_size=30))
 def test_any_text_is_counted(text: str) -> None:
     found = structure_of(text.encode())

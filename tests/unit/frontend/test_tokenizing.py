@@ -12,6 +12,7 @@ from tercet_frontend.cores.interface import ServedModel
 from tercet_frontend.rendering import Conversation
 from tercet_frontend.tokenizing import ModelText, PromptEncoder
 from tercet_shared.checkpoint import ChatTemplate, GenerationDefaults, SpecialTokens
+from tercet_shared.checkpoint.template import RenderLimits
 from tercet_shared.errors import ContextLengthError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ async def test_chat() -> None:
             await encoder.chat(_text(tokenizer), MODEL, _conversation("A"))
 
 
-async def test_templates_with_much_work_run_in_a_thread() -> None:
+async def test_templates_with_much_work_run_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of the two limits the one of time would also stop little work on a machine that stands still for a moment.
+    monkeypatch.setattr("tercet_frontend.tokenizing._INLINE_LIMITS", RenderLimits(steps=20_000, seconds=3_600.0))
     tokenizer = _Tokenizer()
     slow = "{% for i in range(999) %}{% for j in range(99) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
     with PromptEncoder() as encoder:

@@ -30,6 +30,7 @@ def _write(path: Path, *names: str) -> None:
 
 
 async def test_the_defaults() -> None:
+    before = signal.getsignal(signal.SIGHUP)
     guard = Guard(settings())
     assert not guard.keys.asked_for
     assert isinstance(guard.quotas, LocalQuotas)
@@ -37,7 +38,7 @@ async def test_the_defaults() -> None:
     assert not guard.notes.wanted
     assert guard.edge.heartbeat == 15
     async with guard.reloading():
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL  # a closed terminal ends it
+        assert signal.getsignal(signal.SIGHUP) is before  # a closed terminal ends it
     await guard.close()
 
 

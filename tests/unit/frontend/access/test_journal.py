@@ -15,6 +15,8 @@ from tercet_frontend.access.notes import Notes
 from tercet_shared.errors import ConfigurationError
 from tests.unit.frontend.access.conftest import make_key
 
+TIMEOUT = 60.0
+
 
 def lines(path: Path) -> list[dict[str, object]]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
@@ -25,7 +27,7 @@ def test_lines_are_written_in_order(tmp_path: Path) -> None:
     journal = Journal(path)
     for number in range(5_000):
         journal.write({"number": number, "text": "a\nb"})
-    journal.close()
+    journal.close(TIMEOUT)
     assert [line["number"] for line in lines(path)] == list(range(5_000))
     assert stat.S_IMODE(path.stat().st_mode) & 0o007 == 0
     assert journal.dropped == 0
@@ -39,7 +41,7 @@ def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
     journal.write({"number": 2})
     journal.reopen()
     journal.write({"number": 3})
-    journal.close()
+    journal.close(TIMEOUT)
     assert [line["number"] for line in lines(tmp_path / "log.1")] == [1, 2]
     assert [line["number"] for line in lines(path)] == [3]
 
@@ -50,7 +52,7 @@ def test_two_processes_may_share_a_file(tmp_path: Path) -> None:
     for number in range(2_000):
         journals[number % 2].write({"number": number})
     for journal in journals:
-        journal.close()
+        journal.close(TIMEOUT)
     assert sorted(int(str(line["number"])) for line in lines(path)) == list(range(2_000))
 
 
@@ -71,7 +73,7 @@ def test_a_disk_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     path.symlink_to("/dev/full")
     journal = Journal(path)
     journal.write({"number": 1})
-    journal.close()
+    journal.close(TIMEOUT)
     assert journal.dropped == 1
     assert "No space left" in caplog.text
 

@@ -159,20 +159,25 @@ async def test_redis_that_is_gone_and_comes_back(redis: RedisServer) -> None:
         assert await store.get("me", "one") == b"2"
 
 
-async def test_redis_that_hangs() -> None:
+async def test_redis_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
+        reached.set()
+
+    def asked(*_: object) -> None:
+        raise AssertionError("it is tried again at once")
 
     connections: list[asyncio.StreamWriter] = []
+    reached = asyncio.Event()
     with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as directory:
         server = await asyncio.start_unix_server(silent, f"{directory}/redis.sock")
-        async with in_redis(f"unix://{directory}/redis.sock", timeout=0.05) as store:
+        async with in_redis(f"unix://{directory}/redis.sock", timeout=0.05, clock=Clock()) as store:
             with pytest.raises(UnavailableError):
                 await store.get("me", "one")
-            tried = len(connections)
+            monkeypatch.setattr(store._redis, "ping", asked)
             with pytest.raises(UnavailableError):
                 await store.check()
-            assert len(connections) == tried > 0
+        await asyncio.wait_for(reached.wait(), 60)
         for writer in connections:
             writer.close()
             await writer.wait_closed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet_tools.bench.answers import EventStream, Sample
@@ -36,6 +36,7 @@ def test_times_are_those_of_events_with_content() -> None:
     assert (sample.input_tokens, sample.counted) == (3, True)
 
 
+@settings(deadline=None)
 @given(st.data(), st.booleans(), st.sampled_from(["\n\n", "\r\n\r\n"]))
 def test_pieces_may_end_anywhere(data: st.DataObject, chat: bool, end: str) -> None:
     raw = b": comment" + end.encode() + stream(tokens(5, chat=chat, cached=2), end)

@@ -12,6 +12,7 @@ from tercet_shared.errors import ConfigurationError
 from tercet_tools.bench.answers import EventStream, Sample
 from tercet_tools.bench.http import HttpClient, RequestFailedError, Whole, clock
 from tests.fakes.openai_server import Answer, FakeServer, tokens
+from tests.fakes.ports import free_port
 
 BODY = b'{"stream": true, "max_tokens": 3, "prompt": "x"}'
 
@@ -86,9 +87,7 @@ async def test_no_answer_in_time() -> None:
 
 
 async def test_nobody_listens() -> None:
-    async with FakeServer() as server:
-        url = server.url
-    async with client_of(url) as client:
+    async with client_of(f"http://127.0.0.1:{free_port()}") as client:
         with pytest.raises(RequestFailedError) as caught:
             await ask(client)
     assert caught.value.kind == "no connection"

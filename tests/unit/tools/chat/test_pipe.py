@@ -13,6 +13,7 @@ import pytest
 from tercet_proto.v1 import engine_pb2 as pb
 from tests.contract.frontend.conftest import MODEL, running
 from tests.fakes.core import FakeCore
+from tests.fakes.ports import free_port
 
 if TYPE_CHECKING:
     from tercet_frontend.tokenizing import ModelText
@@ -52,10 +53,11 @@ async def test_the_key(text: ModelText, says: Any, piped: Any) -> None:
         assert done == (0, "Yes\n", "")
 
 
-async def test_nothing_answers(piped: Any, unused_tcp_port: int) -> None:
-    done = await (await piped("Hi", "--url", f"http://127.0.0.1:{unused_tcp_port}")).end()
+async def test_nothing_answers(piped: Any) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = await (await piped("Hi", "--url", url)).end()
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: Nothing answers at http://127.0.0.1:{unused_tcp_port}/: start a server")
+    assert done.err.startswith(f"error: Nothing answers at {url}/: start a server")
     assert done.err.count("\n") == 1
 
 
@@ -100,7 +102,7 @@ async def test_ctrl_c_ends_the_request_too(text: ModelText, piped: Any) -> None:
         process = await piped("Hi", "--url", front_end.url)
         request = await core.next_request()
         request.send(*text.tokenizer.encode("So far", add_special_tokens=False))
-        assert await process.process.stdout.read(3) == b"So "[:3]
+        assert await process.process.stdout.readexactly(3) == b"So "
         process.process.send_signal(signal.SIGINT)
         done = await process.end()
         await core.wait_for(lambda: request.aborted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -51,6 +51,7 @@ def test_blocks_are_cut_where_nothing_can_change_them() -> None:
     assert split_blocks("") == [""]
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="a \n`~-#", max_size=60))
 def test_nothing_is_lost_by_cutting(text: str) -> None:
     blocks = split_blocks(text)
@@ -58,6 +59,7 @@ def test_nothing_is_lost_by_cutting(text: str) -> None:
     assert split_blocks(blocks[-1]) == [blocks[-1]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_an_answer_looks_the_same_however_it_came(cuts: list[int]) -> None:
     def drawn(pieces: list[str]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tercet_proto.v1 import engine_pb2 as pb
 from tests.contract.frontend.conftest import EOS, MODEL, running
 from tests.fakes.core import STOP, FakeCore
+from tests.fakes.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,7 +215,7 @@ async def test_the_history_outlives_the_program_and_is_private(
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-async def test_no_server(terminal: Any, unused_tcp_port: int) -> None:
-    async with terminal("--url", f"http://127.0.0.1:{unused_tcp_port}") as person:
+async def test_no_server(terminal: Any) -> None:
+    async with terminal("--url", f"http://127.0.0.1:{free_port()}") as person:
         await person.sees("error: Nothing answers at")
         assert await person.end() == 1

@@ -20,6 +20,7 @@ from tercet_tools.doctor.network import port_problem, read_network, redis_proble
 from tercet_tools.doctor.processor import read_processor
 from tercet_tools.doctor.software import parse_gpus, read_kernels, read_packages
 from tests.fakes.checkpoints import write_tiny_llama, write_tiny_llama_gguf
+from tests.fakes.ports import free_port
 from tests.unit.tools.doctor.trees import GIB, cpuinfo, machine, write
 
 MIB = 1024 * 1024
@@ -139,7 +140,7 @@ def test_a_port_that_is_taken_says_so() -> None:
 def redis(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
     """A server that gives these answers to what it reads; yields its port and what it read."""
     read: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
 
         def serve() -> None:
             connection, _ = server.accept()
