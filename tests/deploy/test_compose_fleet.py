@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import tempfile
@@ -14,7 +15,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.deploy.compose_fleet import ComposeFleet
+from tests.deploy.compose_fleet import TIMEOUT_S, ComposeFleet
 from tests.deploy.exported_metrics import exported
 from tests.fakes.checkpoints import write_tiny_llama
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 """Six processes start, on a machine that may be busy."""
 
 MODEL = "tiny"
+FRONTENDS = ("frontend-1", "frontend-2")
 
 EVERY_CHAT = (
     "gen_ai_server_request_duration_seconds_bucket", "gen_ai_server_time_to_first_token_seconds_bucket",
@@ -43,8 +45,28 @@ async def fleet() -> AsyncIterator[ComposeFleet]:
                      "TERCET_KV_CACHE_MEMORY": "64MiB", "TERCET_TRACE_RATIO": "1"}  # fmt: skip
         async with ComposeFleet(Path(directory), variables) as running:
             running.start("valkey", "worker-1", "core-1", "frontend-1", "frontend-2", "proxy")
-            await running.healthy("worker-1", "core-1", "frontend-1", "frontend-2")
+            await running.healthy("worker-1", "core-1", *FRONTENDS)
+            await passed_on(running)
             yield running
+
+
+async def whole(fleet: ComposeFleet) -> None:
+    """Starts the front ends that another test has stopped."""
+    missing = [name for name in FRONTENDS if name not in fleet.running]
+    if missing:
+        fleet.start(*missing)
+        await fleet.healthy(*missing)
+        await passed_on(fleet)
+
+
+async def passed_on(fleet: ComposeFleet) -> None:
+    """Waits until the proxy runs and has seen a front end that is ready, for which it looks once a second."""
+    async with asyncio.timeout(TIMEOUT_S), httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=120) as client:
+        while True:
+            with contextlib.suppress(httpx.ConnectError):
+                if (await client.get("/v1/models")).status_code == 200:
+                    return
+            await asyncio.sleep(0.1)
 
 
 def chat(tokens: int, text: str = "What is a tercet?") -> dict[str, object]:
@@ -71,6 +93,7 @@ async def answer(client: httpx.AsyncClient, tokens: int, begun: asyncio.Event | 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_chat_is_answered_through_the_proxy(fleet: ComposeFleet) -> None:
+    await whole(fleet)
     async with httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=120) as client:
         models = (await client.get("/v1/models")).json()["data"]
         assert [model["id"] for model in models] == [MODEL]
@@ -82,6 +105,9 @@ async def test_a_chat_is_answered_through_the_proxy(fleet: ComposeFleet) -> None
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_services_export_what_dashboards_and_alerts_are_checked_against(fleet: ComposeFleet) -> None:
     """`exported` describes instruments; this is what Prometheus really gets, after a chat."""
+    await whole(fleet)
+    async with httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=120) as client:
+        await answer(client, 16)
     expected = exported()
     found: dict[str, str] = {}
     async with httpx.AsyncClient(timeout=120, headers={"Accept": "application/openmetrics-text"}) as client:
@@ -103,6 +129,7 @@ async def test_the_services_export_what_dashboards_and_alerts_are_checked_agains
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_front_end_that_is_stopped_loses_no_stream_and_no_request(fleet: ComposeFleet) -> None:
+    await whole(fleet)
     async with httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=60) as client:
         expected, _ = await answer(client, 1200)
         begun = [asyncio.Event(), asyncio.Event()]  # one at each front end: the proxy takes the less busy one
@@ -121,7 +148,7 @@ async def test_a_front_end_that_is_stopped_loses_no_stream_and_no_request(fleet:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_without_a_front_end_the_proxy_says_so_in_the_shape_of_errors(fleet: ComposeFleet) -> None:
-    left = [name for name in fleet.running if name.startswith("frontend")]
+    left = [name for name in FRONTENDS if name in fleet.running]
     assert set(await asyncio.gather(*(fleet.stop(name) for name in left))) == {0}
     async with httpx.AsyncClient(base_url=fleet.url("proxy", 8000), timeout=120) as client:
         response = await client.post("/v1/chat/completions", json=chat(1))

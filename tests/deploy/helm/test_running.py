@@ -145,7 +145,7 @@ async def _serve_ask_and_end(
             assert kubelet.complaints() == []
             # The core with its worker beside it, then the worker; the front end stays, and is not ready.
             assert await kubelet.stop(engine, by_name[engine]) == [0, 0]
-            assert not await kubelet.probe(f"{frontend}/frontend", "readinessProbe")
+            await kubelet.until(f"{frontend}/frontend", "readinessProbe", succeeds=False)
             assert await kubelet.probe(f"{frontend}/frontend", "livenessProbe")
             assert await kubelet.stop(frontend, by_name[frontend]) == [0]
 
