@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.openai_server import Answer, FakeServer, tokens
+from tests.fakes.ports import free_port
 
 TIMEOUT = 60.0
 
@@ -149,9 +150,7 @@ async def test_an_interruption_reports_what_was_measured() -> None:
 
 
 async def test_nobody_listens() -> None:
-    async with FakeServer() as server:
-        url = server.url
-    ended = await bench(f"--url={url}")
+    ended = await bench(f"--url=http://127.0.0.1:{free_port()}")
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("error: No connection to 127.0.0.1:")
 
