@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +46,13 @@ class Ring:
 
 
 def open_descriptors() -> set[str]:
-    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+    """Returns the descriptors of memory and doorbells, and no others, which may come and go meanwhile."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if entry.readlink().as_posix().startswith(("/memfd:", "anon_inode:[eventfd]")):
+                found.add(entry.name)
+    return found
 
 
 @contextmanager

@@ -232,7 +232,7 @@ def test_closing_is_idempotent_and_final(make_ring: MakeRing) -> None:
     os.close(descriptors.memory)
     for _ in range(2):
         writer.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     with pytest.raises(LinkClosedError):
         writer.try_write(b"")
     ring = make_ring()
@@ -249,4 +249,4 @@ def test_impossible_sizes_are_refused(capacity: int, max_frame: int, readers: in
     before = open_descriptors()
     with pytest.raises(ConfigurationError):
         create_ring("impossible", capacity=capacity, max_frame=max_frame, readers=readers)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before

@@ -51,7 +51,7 @@ def test_a_header_that_makes_no_sense_is_not_mapped(offset: int, data: bytes, co
     with pytest.raises(CorruptRingError, match=complaint):
         RingMemory(memory)
     os.close(memory)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_memory_that_could_shrink_under_us_is_not_mapped() -> None:
