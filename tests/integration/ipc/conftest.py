@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -186,9 +186,20 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def descriptors() -> Callable[[], int]:
-    """Counts this process's open descriptors."""
-    return lambda: len(names_in(Path("/proc/self/fd")))
+def descriptors() -> Callable[[], set[str]]:
+    """Names this process's open descriptors.
+
+    Look at what came since: what earlier tests left to threads of gRPC or the garbage collector may go meanwhile.
+    """
+
+    def opened() -> set[str]:
+        found = set()
+        for number in names_in(Path("/proc/self/fd")):
+            with suppress(FileNotFoundError):  # the one through which they were read
+                found.add(f"{number} {Path('/proc/self/fd', number).readlink()}")
+        return found
+
+    return opened
 
 
 def names_in(directory: Path) -> list[str]:

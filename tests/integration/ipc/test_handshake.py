@@ -77,7 +77,7 @@ async def test_hello_and_reply_are_opaque_bytes(path: Path, size: int) -> None:
         await joined.connection.close()
 
 
-async def test_a_refused_worker_learns_why(path: Path, descriptors: Callable[[], int]) -> None:
+async def test_a_refused_worker_learns_why(path: Path, descriptors: Callable[[], set[str]]) -> None:
     async with serving(path) as core:
         before = descriptors()
         core.refuse[b"old worker"] = "protocol version 1 is too old; this core speaks 2"
@@ -85,7 +85,7 @@ async def test_a_refused_worker_learns_why(path: Path, descriptors: Callable[[],
             await connect(path, b"old worker")
         await check_others_can_join(core, path)
         await core.close_connections()
-        assert descriptors() == before
+        assert not descriptors() - before
 
 
 async def test_a_judge_that_raises_refuses(path: Path) -> None:
@@ -174,14 +174,14 @@ async def test_a_peer_that_dies_in_the_middle_of_its_hello_troubles_nobody(
         assert "middle of a message" in caplog.text
 
 
-async def test_stopping_ends_handshakes_in_progress(path: Path, descriptors: Callable[[], int]) -> None:
+async def test_stopping_ends_handshakes_in_progress(path: Path, descriptors: Callable[[], set[str]]) -> None:
     before = descriptors()
     async with serving(path):
         sock = await dial(path)
         sock.send(encode(Kind.HELLO, bytes(100))[:50])
         await asyncio.sleep(0)
     assert await read_to_end(sock) == b""
-    assert descriptors() == before
+    assert not descriptors() - before
 
 
 async def test_a_core_out_of_descriptors_goes_on_when_there_are_some(
@@ -203,7 +203,7 @@ async def test_a_core_out_of_descriptors_goes_on_when_there_are_some(
 
 
 async def test_a_core_that_cannot_make_rings_closes_that_worker_and_goes_on(
-    path: Path, monkeypatch: pytest.MonkeyPatch, descriptors: Callable[[], int], caplog: pytest.LogCaptureFixture
+    path: Path, monkeypatch: pytest.MonkeyPatch, descriptors: Callable[[], set[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     real, left = os.eventfd, [3]
 
@@ -220,7 +220,7 @@ async def test_a_core_that_cannot_make_rings_closes_that_worker_and_goes_on(
             await connect(path, b"unlucky")
         monkeypatch.undo()
         assert "Too many open files" in caplog.text
-        assert descriptors() == before
+        assert not descriptors() - before
         await check_others_can_join(core, path)
 
 
@@ -251,7 +251,7 @@ async def false_core(path: Path, answer: Callable[[socket.socket], object]) -> A
             sock.close()
 
 
-async def test_a_worker_without_a_core_is_told_so(path: Path, descriptors: Callable[[], int]) -> None:
+async def test_a_worker_without_a_core_is_told_so(path: Path, descriptors: Callable[[], set[str]]) -> None:
     before = descriptors()
     with pytest.raises(LinkUnavailableError, match=r"no core can be reached at .*link\.sock: No such file"):
         await connect(path, b"")
@@ -261,15 +261,15 @@ async def test_a_worker_without_a_core_is_told_so(path: Path, descriptors: Calla
     stale.close()
     with pytest.raises(LinkUnavailableError, match="Connection refused"):
         await connect(path, b"")
-    assert descriptors() == before
+    assert not descriptors() - before
 
 
-async def test_a_core_that_does_not_answer_is_given_up(path: Path, descriptors: Callable[[], int]) -> None:
+async def test_a_core_that_does_not_answer_is_given_up(path: Path, descriptors: Callable[[], set[str]]) -> None:
     async with false_core(path, lambda _: None):
         before = descriptors()
         with pytest.raises(LinkUnavailableError, match=r"did not answer within 0\.05 s"):
             await connect(path, b"", timeout_s=0.05)
-        assert descriptors() == before + 1  # the false core's socket
+        assert len(descriptors() - before) == 1, "the false core's socket"
 
 
 async def test_a_core_that_goes_away_instead_of_answering(path: Path) -> None:
@@ -298,12 +298,14 @@ async def test_an_answer_that_makes_no_sense(path: Path, answer: bytes, complain
             await connect(path, b"")
 
 
-async def test_descriptors_that_are_no_rings_are_refused_and_closed(path: Path, descriptors: Callable[[], int]) -> None:
+async def test_descriptors_that_are_no_rings_are_refused_and_closed(
+    path: Path, descriptors: Callable[[], set[str]]
+) -> None:
     async with false_core(path, lambda sock: socket.send_fds(sock, [ACCEPT_NOTHING], [0] * 9)):
         before = descriptors()
         with pytest.raises(CorruptRingError, match="sealed"):
             await connect(path, b"")
-        assert descriptors() == before + 1  # the false core's socket
+        assert len(descriptors() - before) == 1, "the false core's socket"
 
 
 async def test_settings_that_make_no_sense_are_refused(path: Path) -> None:
@@ -313,7 +315,7 @@ async def test_settings_that_make_no_sense_are_refused(path: Path) -> None:
             await connect(path, b"")
 
 
-async def test_descriptors_arrive_close_on_exec_and_too_many_are_refused(descriptors: Callable[[], int]) -> None:
+async def test_descriptors_arrive_close_on_exec_and_too_many_are_refused(descriptors: Callable[[], set[str]]) -> None:
     left, right = socket.socketpair()
     before = descriptors()
     right.setblocking(False)
@@ -325,7 +327,7 @@ async def test_descriptors_arrive_close_on_exec_and_too_many_are_refused(descrip
     socket.send_fds(left, [b"x"], [0] * 20)
     with pytest.raises(ProtocolError, match="not all descriptors"):
         await receive_with_descriptors(right, 1, 1)
-    assert descriptors() == before
+    assert not descriptors() - before
     left.close()
     right.close()
 

@@ -108,7 +108,7 @@ async def test_a_hello_that_never_comes_is_given_up(caplog: pytest.LogCaptureFix
         async with calling(address) as call:
             assert await call.read() is grpc.aio.EOF
         assert "its handshake took longer than 0.05 s" in caplog.text
-        await check_others_can_join(core, address)
+        assert core.hellos == []
 
 
 async def test_handshakes_at_once_are_bounded() -> None:
@@ -120,7 +120,18 @@ async def test_handshakes_at_once_are_bounded() -> None:
                 await connect_remote(address, b"third")
             await first.write(opening(b"first"))
             assert (await answer(first)).HasField("accept")
+            await core.connection()  # with which its handshake is over
             await check_others_can_join(core, address)
+
+
+async def test_a_handshake_that_was_given_up_has_left_its_place() -> None:
+    async with attaching(small(max_handshakes=1)) as (core, address):
+        for _ in range(2):
+            async with calling(address) as call:
+                await call.initial_metadata()
+                await call.done_writing()  # there will be no hello
+                assert await call.read() is grpc.aio.EOF
+        await check_others_can_join(core, address)
 
 
 async def test_one_who_is_turned_away_may_have_left() -> None:
@@ -269,11 +280,12 @@ async def test_a_worker_notices_that_its_core_is_gone() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     joined = await connect_remote(f"127.0.0.1:{port}", b"?")
+    link = await core.connection()  # the worker may have its answer before the core knows that it is sent
     await server.stop(grace=None)  # which cancels the call: as for the worker, the core is gone
     reason = await closed(joined.connection)
     assert reason.kind is CloseKind.PEER_DIED
     assert "the core is gone" in reason.text
-    assert (await closed(await core.connection())).kind is CloseKind.PEER_DIED
+    assert (await closed(link)).kind is CloseKind.PEER_DIED
     await joined.connection.close()
 
 
