@@ -12,8 +12,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from secrets import token_hex
-from typing import IO, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -36,7 +37,7 @@ class System:
     ports: dict[str, int]
     collector: Collector
     process: subprocess.Popen[str]
-    errors: IO[str]
+    errors: Path
 
     async def chat(self, traceparent: str = "", **fields: Any) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, **fields}
@@ -92,9 +93,10 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         command += [f"--otlp-endpoint={collector.endpoint}", "--trace-ratio=0", f"--metrics-port={first}"]
         command += ["--log-format=json", "--max-num-seqs=8", "--num-kv-blocks=2048", str(model)]
         environ = {"OTEL_METRIC_EXPORT_INTERVAL": "200", "OTEL_BSP_SCHEDULE_DELAY": "50"}
-        with tempfile.TemporaryFile("w+") as errors:
+        errors = tmp_path_factory.mktemp("log") / "errors"  # read by its name: a descriptor's place in it is shared
+        with errors.open("w") as output:
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environ() | environ
+                command, stdout=subprocess.PIPE, stderr=output, text=True, env=_environ() | environ
             )
             try:
                 assert process.stdout is not None
@@ -102,8 +104,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
                     (m[1] for line in process.stdout if (m := re.search(r"listens on (http://\S+)", line))), None
                 )
                 if url is None:
-                    errors.seek(0)
-                    pytest.fail(f"tercet serve did not start:\n{errors.read()}")
+                    pytest.fail(f"tercet serve did not start:\n{errors.read_text()}")
                 ports = {service: first + place for place, service in enumerate(SERVICES)}
                 yield System(url, ports, collector, process, errors)
             finally:
@@ -280,8 +281,7 @@ async def test_every_service_says_that_it_is_ready(system: System) -> None:
 
 
 def test_lines_of_the_log_are_json(system: System) -> None:  # the last one: it reads what all of them have left
-    system.errors.seek(0)
-    lines = [line for line in system.errors.read().splitlines() if "{" in line]
+    lines = [line for line in system.errors.read_text().splitlines(keepends=True) if "{" in line and line[-1] == "\n"]
     logged = [json.loads(line[line.index("{") :]) for line in lines]
     assert {entry["service"] for entry in logged} == set(SERVICES)
     assert all(entry["level"] in {"info", "warning"} for entry in logged), "nothing failed"
