@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -48,9 +49,9 @@ class Serving:
     def children(self) -> dict[str, psutil.Process]:
         """Returns the services by name."""
         found = {}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        for child, command in commands(self.process.pid):
             for name in ("frontend", "core", "worker"):
-                if any(f"tercet_{name}" in part for part in child.cmdline()):
+                if f"tercet_{name}" in command:
                     found[name] = child
         return found
 
@@ -58,6 +59,13 @@ class Serving:
         """Sends a signal and returns the exit code."""
         self.process.send_signal(number)
         return self.process.wait(READY_S)
+
+
+def commands(pid: int) -> Iterator[tuple[psutil.Process, str]]:
+    """Yields the processes below one, and their command lines; those that end meanwhile are passed over."""
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            yield child, " ".join(child.cmdline())
 
 
 @contextmanager
@@ -112,3 +120,13 @@ async def engine_info(running: Serving) -> pb.InfoReply:
     """Returns what the core says of itself."""
     async with grpc.aio.insecure_channel(engine_address(running)) as channel:
         return await engine_pb2_grpc.EngineStub(channel).Info(pb.InfoRequest())
+
+
+async def engine_idle(running: Serving) -> pb.Stats:
+    """Returns the core's numbers once no request holds anything: what a request had is free a step after its end."""
+    async with asyncio.timeout(READY_S), grpc.aio.insecure_channel(engine_address(running)) as channel:
+        engine = engine_pb2_grpc.EngineStub(channel)
+        while True:
+            stats = (await engine.Info(pb.InfoRequest())).stats
+            if not stats.running + stats.waiting and stats.free_blocks == stats.num_blocks:
+                return stats

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import Serving
+from tests.e2e.conftest import Serving, engine_info
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -42,7 +42,6 @@ def test_the_streamed_answer_is_the_same(client: openai.OpenAI) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 8
-    assert sum(1 for chunk in chunks if chunk.choices and chunk.choices[0].delta.content) >= 6, "it came in pieces"
 
 
 def test_a_stop_string_cuts_the_text(client: openai.OpenAI) -> None:
@@ -90,32 +89,29 @@ def test_a_seeded_request_gives_the_same_alone_and_in_company(serving: Serving) 
 
 
 def test_tokens_are_streamed_as_they_come(serving: Serving) -> None:
-    begin = time.monotonic()
-    body = {
-        "model": "smollm2",
-        "messages": FRANCE,
-        "temperature": 0,
-        "stream": True,
-        "max_tokens": 40,
-        "ignore_eos": True,
-    }
-    with (
-        httpx.Client(timeout=120) as http,
-        http.stream("POST", f"{serving.url}/v1/chat/completions", json=body) as reply,
-    ):
-        assert reply.headers["content-type"].startswith("text/event-stream")
-        arrivals = [
-            (time.monotonic(), line.removeprefix("data: ")) for line in reply.iter_lines() if line.startswith("data: ")
-        ]
-    events = [event for _, event in arrivals]
-    assert events[-1] == "[DONE]"
-    content = [when for when, event in arrivals if '"content":"' in event]
-    assert len(content) >= 36, "at least nine in ten of the 40 tokens have an event of their own"
-    assert len(set(content)) > 5
-    assert content[0] < begin + (content[-1] - begin) * 0.75, "the first token did not wait for the last"
-    chunks = [json.loads(event) for event in events[:-1]]
-    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    body = {"model": "smollm2", "messages": FRANCE, "temperature": 0, "stream": True, "ignore_eos": True}
+
+    def events(http: httpx.Client, most: int) -> Generator[dict[str, Any], None, None]:
+        with http.stream("POST", f"{serving.url}/v1/chat/completions", json=body | {"max_tokens": most}) as reply:
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            for line in reply.iter_lines():
+                if line == "data: [DONE]":
+                    return
+                if line.startswith("data: "):
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    yield choice
+        pytest.fail("the stream ended in the middle")
+
+    with httpx.Client(timeout=120) as http:
+        *chunks, last = events(http, 40)
+        assert chunks[0]["delta"]["role"] == "assistant"
+        assert last["finish_reason"] == "length"
+        # What has come can be read while the rest is still to be computed.
+        endless = events(http, 4000)
+        pieces = [next(endless) for _ in range(6)]
+        assert all(choice["delta"]["content"] for choice in pieces[1:])
+        assert asyncio.run(engine_info(serving)).stats.running == 1
+        endless.close()
 
 
 def test_an_unknown_model_is_a_404(client: openai.OpenAI) -> None:

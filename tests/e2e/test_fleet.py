@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 CHOICES = 2
-LONG = {"prompt": [5, 6, 7], "max_tokens": 600, "ignore_eos": True, "n": CHOICES, "temperature": 0.8, "seed": 5}
+LONG = {"prompt": [5, 6, 7], "max_tokens": 1500, "ignore_eos": True, "n": CHOICES, "temperature": 0.8, "seed": 5}
 
 
 @asynccontextmanager
@@ -32,10 +32,11 @@ async def fleet(model: Path) -> AsyncIterator[Fleet]:
                 yield found
 
 
-async def busy(found: Fleet) -> int:
-    """Returns a core that runs choices, as soon as there is one."""
+async def busy(found: Fleet, answer: asyncio.Task[Any]) -> int:
+    """Returns a core that runs choices of ``answer``, as soon as there is one."""
     (front_end,) = found.front_ends
     while True:
+        assert not answer.done(), "it was over before it was seen"
         text = (await found.http.get(f"http://127.0.0.1:{front_end.metrics_port}/metrics")).text
         for number, core in enumerate(found.cores):
             name = next(flag for flag in core.arguments if flag.startswith("--core-id=")).removeprefix("--core-id=")
@@ -62,7 +63,7 @@ async def test_cores_that_are_killed_and_stopped_are_not_noticed(tiny: Path) -> 
         assert {choice["ends"][0] for choice in expected["choices"].values()} == {"length"}
         # One that is killed, with all its state.
         answer = stream()
-        number = await busy(found)
+        number = await busy(found, answer)
         await found.cores[number].kill()
         assert await answer == expected
         await front_end.count(found.http)
@@ -72,7 +73,7 @@ async def test_cores_that_are_killed_and_stopped_are_not_noticed(tiny: Path) -> 
         await found.wait_whole()
         # One that is asked to stop, and does not wait for long answers.
         answer = stream()
-        await found.cores[await busy(found)].stop()
+        await found.cores[await busy(found, answer)].stop()
         assert await answer == expected
         # The registry is no part of it.
         await found.redis.stop()

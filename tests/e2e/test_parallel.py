@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tercet_shared.lifecycle.readiness import wait_until_ready
-from tests.e2e.conftest import Serving, serve
+from tests.e2e.conftest import Serving, commands, serve
 from tests.e2e.test_recovery import Streams
 from tests.fakes.checkpoints import write_tiny_llama
 from tests.fakes.ports import free_ports
@@ -28,8 +28,8 @@ FLAGS = ("--dtype=float32", "--served-model-name=smollm2")
 def ranks(running: Serving) -> dict[int, psutil.Process]:
     """Returns the processes of the worker's ranks by their number."""
     found = {}
-    for child in psutil.Process(running.process.pid).children(recursive=True):
-        match = re.search(r"--local-rank=(\d+)", " ".join(child.cmdline()))
+    for child, command in commands(running.process.pid):
+        match = re.search(r"--local-rank=(\d+)", command)
         if match:
             found[int(match[1])] = child
     return found
