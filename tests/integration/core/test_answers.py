@@ -75,9 +75,12 @@ async def test_the_start_is_told_once_per_attempt(start_core: StartCore) -> None
 async def test_prompts_become_vectors_beside_answers(start_core: StartCore) -> None:
     async with start_core() as core, at_work(core) as (client, worker):
         kinds = {handle: (pb.POOLING_NONE, pb.POOLING_LAST, pb.POOLING_MEAN)[handle % 3] for handle in range(30)}
+        worker.hold()
         for handle, kind in kinds.items():
             sampling = {"max_tokens": 20} if handle % 3 == 0 else {"temperature": 0.0, "top_p": 0.0, "max_tokens": 0}
             await client.submit(handle, PROMPT[: 1 + 6 * handle], pooling=kind, **sampling)
+        await until(client, lambda reply: reply.stats.running + reply.stats.waiting == len(kinds))
+        worker.release()
         await client.finished(*kinds)
         for handle, kind in kinds.items():
             choice, prompt = client.choices[handle], PROMPT[: 1 + 6 * handle]

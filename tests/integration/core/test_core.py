@@ -15,7 +15,7 @@ from tercet_shared.ipc.errors import LinkRejectedError
 from tercet_shared.wire.frames import encode_hello
 from tests.fakes.stream_client import Client
 from tests.fakes.worker import FakeWorker, expected, hello
-from tests.integration.core.conftest import StartCore
+from tests.integration.core.conftest import StartCore, info, until
 
 
 async def test_tokens_of_one_request_arrive_in_order_with_one_end(start_core: StartCore) -> None:
@@ -34,8 +34,11 @@ async def test_a_hundred_requests_of_two_front_ends_share_the_worker(start_core:
         Client(core.settings.listen, "one") as one,
         Client(core.settings.listen, "two") as two,
     ):
+        worker.hold()
         for i in range(100):
             await (one, two)[i % 2].submit(i, [i + 3] * (1 + 7 * i % 150), max_tokens=1 + i % 30)
+        await until(one, lambda reply: reply.stats.running + reply.stats.waiting == 100)
+        worker.release()
         await one.finished(*range(0, 100, 2))
         await two.finished(*range(1, 100, 2))
         for i in range(100):
@@ -43,9 +46,9 @@ async def test_a_hundred_requests_of_two_front_ends_share_the_worker(start_core:
             assert choice.tokens == expected([i + 3] * (1 + 7 * i % 150), 1 + i % 30)
             assert choice.terminal_events == 1
         assert max(len(plan.slots) for plan in worker.plans) > 10, "requests were batched"
-        await one.wait_for(lambda: one.stats is not None and one.stats.running == one.stats.waiting == 0)
-        assert one.stats is not None
-        assert one.stats.free_blocks == one.stats.num_blocks
+        reply = await info(one)
+        assert reply.stats.running == reply.stats.waiting == 0
+        assert reply.stats.free_blocks == reply.stats.num_blocks
 
 
 async def test_a_stop_token_ends_the_request_and_names_itself(start_core: StartCore) -> None:
@@ -95,9 +98,8 @@ async def test_abort_frees_slot_and_blocks_while_steps_are_in_flight(start_core:
         await client.submit(1, [9] * 100, max_tokens=500)
         await worker.wait_for_steps(2)
         await client.send(aborts=[pb.Abort(handle=1)])
-        await client.wait_for(lambda: client.stats is not None and client.stats.running == 0)
-        assert client.stats is not None
-        assert client.stats.free_blocks == client.stats.num_blocks
+        reply = await until(client, lambda reply: reply.stats.running == 0)
+        assert reply.stats.free_blocks == reply.stats.num_blocks
         worker.release()
         await client.submit(2, [8], max_tokens=3)
         await client.finished(2)
@@ -112,7 +114,7 @@ async def test_finish_ends_without_a_further_event(start_core: StartCore) -> Non
         await client.send(finishes=[pb.Finish(handle=1, output_tokens=4)])
         await client.submit(2, [8], max_tokens=1)
         await client.finished(2)
-        await client.wait_for(lambda: client.stats is not None and client.stats.running == 0)
+        await until(client, lambda reply: reply.stats.running == 0)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ async def test_a_front_end_that_disappears_takes_its_requests_along(start_core: 
         async with Client(core.settings.listen, "leaves") as leaves:
             await leaves.submit(1, [9] * 50, max_tokens=500)
             await worker.wait_for_steps(2)
-        await stays.wait_for(lambda: stays.stats is not None and stays.stats.running == 0)
+        await until(stays, lambda reply: reply.stats.running == 0)
         worker.release()
         await stays.submit(1, [4], max_tokens=5)
         await stays.finished(1)

@@ -152,7 +152,7 @@ async def test_trials_go_on_when_those_on_trial_are_aborted(start_core: StartCor
         worker.release(2)
         await worker.wait_for_steps(failing + 1)  # the first half is on trial
         await client.send(aborts=[pb.Abort(handle=handle) for handle in range(6)])
-        await client.wait_for(lambda: client.stats is not None and client.stats.running + client.stats.waiting == 2)
+        await until(client, lambda reply: reply.stats.running + reply.stats.waiting == 2)
         worker.release()
         await client.finished(6, 7)
         check(client, 6, 7)

@@ -20,7 +20,7 @@ from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.structured import Grammar, GrammarKind
 from tercet_shared.wire.step import StepPlan
 from tests.fakes.grammars import END, allowed, begin, fingerprint, read_smollm2, smollm2
-from tests.fakes.stream_client import Client
+from tests.fakes.stream_client import TIMEOUT, Client
 from tests.fakes.worker import VOCAB, FakeWorker, expected, logprobs_of, pick
 from tests.integration.core.conftest import RunningCore, StartCore, at_work, info, until
 
@@ -385,14 +385,31 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened, self.reached = asyncio.Event(), asyncio.Event()
+        self.waiting = 0
+        self._change = asyncio.Event()
         compile_ = GrammarCompiler.matcher
 
         async def held(compiler: GrammarCompiler, grammar: Grammar, tenant: str) -> Any:
             self.reached.set()
-            await self.opened.wait()
+            self._count(1)
+            try:
+                await self.opened.wait()
+            finally:
+                self._count(-1)
             return await compile_(compiler, grammar, tenant)
 
         monkeypatch.setattr(GrammarCompiler, "matcher", held)
+
+    async def holds(self, count: int) -> None:
+        """Waits until so many requests wait here."""
+        async with asyncio.timeout(TIMEOUT):
+            while self.waiting != count:
+                await self._change.wait()
+
+    def _count(self, change: int) -> None:
+        self.waiting += change
+        event, self._change = self._change, asyncio.Event()
+        event.set()
 
 
 async def test_while_its_grammar_is_compiled_a_request_can_be_given_up(
@@ -403,10 +420,10 @@ async def test_while_its_grammar_is_compiled_a_request_can_be_given_up(
         async with at_work(core, guided_worker(core.link)) as (client, worker):
             async with Client(core.settings.listen, "leaves") as leaves:
                 await leaves.submit(1, [9], grammar=grammar_of(1))
+                await gate.holds(1)
                 await submit(client, 1)
                 await submit(client, 2)
                 await client.submit(3, [9], grammar=grammar_of(3), queue_deadline_s=0.05)
-                await gate.reached.wait()
                 await client.send(aborts=[pb.Abort(handle=1)])
                 await client.submit(
                     2, prompt_of(2), attempt=1, grammar=grammar_of(2), max_tokens=400, eos_token_ids=[END]
@@ -417,6 +434,7 @@ async def test_while_its_grammar_is_compiled_a_request_can_be_given_up(
                 assert rejected.kind == pb.ERROR_KIND_OVERLOADED
             await client.submit(20, [9] * 30, max_tokens=30)
             await client.finished(20)
+            await gate.holds(1)  # the core knows of all who have given up
             gate.opened.set()
             await client.finished(2)
             check(client, 2)

@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 
 from tercet_core.links import gate, gathering
+from tercet_core.links.gate import WorkerGate
+from tercet_shared.config import CoreSettings, parse
 from tercet_shared.errors import LinkError, ProtocolError
 from tercet_shared.ipc.connect import connect
 from tercet_shared.ipc.connect_remote import connect_remote
 from tercet_shared.ipc.errors import LinkRejectedError
 from tercet_shared.ipc.link import LEAVES
+from tercet_shared.ipc.listener import LinkListener
 from tercet_shared.ipc.remote import RemoteLink
 from tercet_shared.wire.frames import encode_hello, encode_plan, encode_result
 from tercet_shared.wire.step import StepResult
@@ -164,15 +167,21 @@ async def test_a_rank_that_leaves_early_takes_the_others_along_and_all_may_come_
             check_all(client)
 
 
-async def test_a_rank_that_stays_away_is_named(start_core: StartCore) -> None:
-    async with start_core(worker_timeout=0.3) as core:
-        group = FakeGroup(core.link, 4)
+async def test_ranks_that_stay_away_are_named(run_dir: Path) -> None:
+    group = FakeGroup(run_dir / "worker.sock", 4)
+    settings = parse(CoreSettings, []).model_copy(update={"worker_timeout": 0.0})
+    waiting = WorkerGate("core", settings)
+    with LinkListener(run_dir / "worker.sock") as listener:
+        accepting = asyncio.create_task(listener.serve(waiting.judge, waiting.admit))
         for number in (1, 3):
             await group.ranks[number].__aenter__()
-        with pytest.raises(LinkError, match=r"not whole within 0\.3 s: ranks 0 and 2 of 4 did not connect"):
-            await core.ended()
+        with pytest.raises(LinkError, match="not whole within 0 s: ranks 0 and 2 of 4 did not connect"):
+            await waiting.worker()
+        await waiting.close("the core stops")
         for number in (1, 3):
             assert await goodbye_of(group.ranks[number]) == "the core stops"
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
 
 
 async def test_what_is_left_of_a_dead_group_makes_way(start_core: StartCore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ async def test_a_killed_core_leaves_no_file_and_the_next_starts_at_once(run_dir:
         janitor = os.pidfd_open(pid)
         async with FakeWorker(run_dir / "worker.sock"), Client(f"unix:{run_dir}/core.sock"):
             killed.kill()
+            await killed.wait()  # it has let go of its paths; its janitor may not have come to its turn
             async with core_process(run_dir) as following:
                 await waits_for_its_worker(following)
                 await ended(janitor)

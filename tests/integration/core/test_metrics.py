@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tercet_proto.v1 import engine_pb2 as pb
+from tests.fakes.ports import free_port
 from tests.fakes.stream_client import Client
 from tests.fakes.worker import FakeWorker, expected
 from tests.integration.core.conftest import StartCore
@@ -23,24 +24,24 @@ async def _read(port: int) -> dict[str, float]:
     return found
 
 
-async def test_counters_reconcile_and_gauges_return_to_zero(start_core: StartCore, unused_tcp_port: int) -> None:
+async def test_counters_reconcile_and_gauges_return_to_zero(start_core: StartCore) -> None:
+    port = free_port()
     async with (
-        start_core(metrics_port=unused_tcp_port) as core,
+        start_core(metrics_port=port) as core,
         FakeWorker(core.link) as worker,
         Client(core.settings.listen) as client,
     ):
         worker.hold()
         await client.submit(1, [9] * 40, max_tokens=5)
         await worker.wait_for_steps(2)
-        busy = await _read(unused_tcp_port)
+        busy = await _read(port)
         assert busy["tercet_requests_running"] == 1
         assert busy["tercet_kv_blocks/held"] == 3
         worker.release()
         await client.finished(1)
         await client.submit(2, [9] * 40, max_tokens=5)
         await client.finished(2)
-        await client.wait_for(lambda: client.stats is not None and client.stats.running == 0)
-        idle = await _read(unused_tcp_port)
+        idle = await _read(port)
     assert idle["tercet_requests_running"] == 0
     assert idle["tercet_requests_waiting/capacity"] == idle["tercet_requests_waiting/preempted"] == 0
     assert idle["tercet_outbox_rows"] == 0

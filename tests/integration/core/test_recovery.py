@@ -79,8 +79,9 @@ async def test_recomputed_tokens_are_counted_and_the_cache_is_empty(start_core: 
         await client.submit(1, prompt, max_tokens=4)
         await client.finished(1)
         first.hold()
+        before = first.steps
         await client.submit(2, prompt, max_tokens=4)
-        await first.wait_for_steps(first.steps + 1)
+        await first.wait_for_steps(before + 1)
         die(first)
         async with FakeWorker(core.link) as second:
             await client.finished(2)
@@ -180,7 +181,8 @@ async def test_the_loss_of_an_idle_worker_does_not_count(start_core: StartCore) 
 
 
 async def test_no_next_worker_within_the_time_ends_the_core(start_core: StartCore) -> None:
-    async with start_core(worker_timeout=0.2) as core, at_work(core) as (client, worker):
+    async with start_core() as core, at_work(core) as (client, worker):
+        core.settings.worker_timeout = 0.05  # from here on: the first one had all the time it needed
         worker.hold()
         await client.submit(1, [9], max_tokens=500)
         await worker.wait_for_steps(2)
@@ -238,10 +240,13 @@ async def test_the_next_worker_may_have_another_pool(start_core: StartCore, num_
 
 async def test_preempted_requests_survive_it_too(start_core: StartCore) -> None:
     async with start_core() as core, at_work(core, num_blocks=24) as (client, first):
-        await submit_all(client)
-        await until(client, lambda reply: reply.stats.preemptions > 0)
         first.hold()
-        await first.wait_for_steps(first.steps + 1)
+        await submit_all(client)
+        await until(client, lambda reply: reply.stats.running + reply.stats.waiting == len(PROMPTS))
+        while not (await info(client)).stats.preemptions:
+            before = first.steps
+            first.release(1)
+            await first.wait_for_steps(before + 1)
         die(first)
         async with FakeWorker(core.link, num_blocks=24):
             await client.finished(*PROMPTS)
