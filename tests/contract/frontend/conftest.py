@@ -160,10 +160,10 @@ async def running(
 
 
 async def events(response: httpx.Response) -> list[str]:
-    """Returns the data of all events of a stream."""
+    """Returns the data of all events of a stream; signs of life, which come when nothing else does, are passed over."""
     found = []
     async for line in response.aiter_lines():
-        if line:
+        if line and line != ": ":
             assert line.startswith("data: ")
             found.append(line.removeprefix("data: "))
     return found
