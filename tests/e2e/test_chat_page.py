@@ -14,7 +14,7 @@ from tercet_frontend.tokenizing import ModelText
 from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.checkpoint import Checkpoint
 from tercet_tools.chat.conversation import Conversation, Message, load
-from tests.contract.frontend.conftest import EOS, MODEL, running
+from tests.contract.frontend.conftest import EOS, MODEL, late_headers, running  # noqa: F401  # a fixture
 from tests.e2e.browser import Visit, browser, needs_chromium, playwright_api
 from tests.e2e.conftest import Serving
 from tests.fakes.core import LENGTH, STOP, FakeCore, FakeRequest
@@ -312,6 +312,7 @@ async def test_the_key_is_asked_for(text: ModelText, visit: Visit) -> None:
             assert await page.evaluate("localStorage.getItem('tercet.key')") is None
 
 
+@pytest.mark.usefixtures("late_headers")
 @pytest.mark.parametrize(
     ("kind", "title"),
     [
