@@ -101,7 +101,7 @@ class FakeServer:
 
     async def asked(self, count: int) -> None:
         """Returns when so many requests have come."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.bodies) < count:
                 self._asked.clear()
                 await self._asked.wait()

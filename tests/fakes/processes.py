@@ -13,7 +13,7 @@ async def ended(pidfd: int) -> None:
     done = loop.create_future()
     loop.add_reader(pidfd, lambda: done.done() or done.set_result(None))
     try:
-        await asyncio.wait_for(done, 20)
+        await asyncio.wait_for(done, 60)
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
