@@ -21,6 +21,7 @@ from tests.contract.frontend.wire import CHAT, body
 from tests.e2e.browser import Visit, browser, needs_chromium, playwright_api
 from tests.e2e.conftest import Serving
 from tests.fakes.core import STOP, FakeCore
+from tests.fakes.ports import free_port
 
 pytestmark = needs_chromium
 
@@ -91,7 +92,7 @@ async def test_the_numbers_are_those_of_the_front_end_and_its_core(
     occupancy, shown = Occupancy(), Shown(interval=0.1)
     edge = shown.watch(occupancy)
     async with (
-        FakeCore(core_id="core-7", model_name="smol-model") as core,
+        FakeCore(f"127.0.0.1:{free_port()}", core_id="core-7", model_name="smol-model") as core,
         running(text, [core], occupancy=occupancy, edge=edge, dashboard=shown) as front_end,
         visit(front_end.url, path=PAGE) as page,
     ):

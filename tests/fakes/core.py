@@ -221,7 +221,8 @@ class FakeCore(engine_pb2_grpc.EngineServicer):
     """See the module.
 
     Args:
-        address: ``host:port`` (port 0: a free one) or ``unix:/path``; kept over `restart`.
+        address: ``host:port`` (port 0: a free one) or ``unix:/path``; kept from one `start` to the next. A test whose
+            front end goes on after `kill` takes a port of `tests.fakes.ports`, which nobody else gets meanwhile.
         outputs: the whole output of each request; then the core plays an engine.
         cached: prompt tokens that the player found in its cache.
         pooled: the vector that the player answers with.

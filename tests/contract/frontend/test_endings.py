@@ -14,6 +14,7 @@ from tercet_frontend.access.occupancy import Occupancy
 from tercet_proto.v1 import engine_pb2 as pb
 from tests.contract.frontend.conftest import EOS, MODEL, TIMEOUT, events, running
 from tests.fakes.core import ABORT, LENGTH, STOP, FakeCore
+from tests.fakes.ports import free_port
 
 if TYPE_CHECKING:
     from tercet_frontend.tokenizing import ModelText
@@ -101,7 +102,8 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(text: ModelText) -
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_no_core_is_left_in_the_middle_of_a_stream(text: ModelText, n: int) -> None:
-    async with FakeCore() as core, running(text, [core], migration_timeout=0.3) as front_end:
+    address = f"127.0.0.1:{free_port()}"
+    async with FakeCore(address) as core, running(text, [core], migration_timeout=0.3) as front_end:
         async with front_end.http.stream("POST", CHAT, json=_body(stream=True, n=n)) as response:
             requests = await core.next_requests(n)
             reading = asyncio.create_task(events(response))
@@ -140,7 +142,7 @@ async def test_the_client_library_sees_the_error_in_the_stream(text: ModelText) 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_core(text: ModelText, stream: bool) -> None:
-    core = FakeCore()
+    core = FakeCore(f"127.0.0.1:{free_port()}")
     await core.start()
     async with running(text, [core]) as front_end:
         await core.kill()

@@ -27,6 +27,7 @@ from tests.contract.frontend.conftest import EOS, TIMEOUT, FrontEnd, events, run
 from tests.contract.frontend.test_access import auth, keys_of
 from tests.fakes.checkpoints import write_tiny_llama
 from tests.fakes.core import FakeCore
+from tests.fakes.ports import free_port
 
 CHAT = "/v1/chat/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "Où est la gare? 12"}]
@@ -102,7 +103,7 @@ async def two_models(
         text = catalog.text(name)
         assert text is not None
         return FakeCore(
-            outputs=says(name, answer), core_id=name, served_names=[name],
+            f"127.0.0.1:{free_port()}", outputs=says(name, answer), core_id=name, served_names=[name],
             tokenizer_fingerprint=text.tokenizer.fingerprint, **more,
         )  # fmt: skip
 
