@@ -27,6 +27,7 @@ def _body(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": MESSAGES} | fields
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
@@ -36,12 +37,12 @@ def _body(**fields: Any) -> dict[str, Any]:
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
     ],
 )
-async def test_whoever_reads_the_end_of_a_stream_finds_the_request_over(
-    text: ModelText, says: Any, path: str, fields: dict[str, Any]
+async def test_whoever_reads_the_end_of_an_answer_finds_the_request_over(
+    text: ModelText, says: Any, path: str, fields: dict[str, Any], stream: bool
 ) -> None:
     """Nothing of it is left in the turn of the loop in which its last bytes are sent."""
     occupancy, loop = Occupancy(), asyncio.get_running_loop()
-    body = orjson.dumps({"model": MODEL, "stream": True} | fields)
+    body = orjson.dumps({"model": MODEL, "stream": stream} | fields)
     left: list[tuple[int, int]] = []
     async with FakeCore(outputs=says("Yes")) as core, running(text, [core], occupancy=occupancy) as front_end:
         messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -51,7 +52,7 @@ async def test_whoever_reads_the_end_of_a_stream_finds_the_request_over(
 
         async def send(message: Any) -> None:
             assert message.get("status", 200) == 200
-            if message["type"] == "http.response.body" and not message["more_body"]:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
                 loop.call_soon(lambda: left.append((occupancy.running, len(front_end.admission.running))))
 
         headers = [(b"content-type", b"application/json")]
