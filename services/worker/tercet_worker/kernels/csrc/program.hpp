@@ -81,6 +81,9 @@ class Program {
   public:
     // Throws std::bad_alloc and std::system_error. The instruction set is available.
     Program(Dtype dtype, Isa isa, std::int32_t threads);
+    ~Program() { settle(); }  // threads may look at what is destroyed before the team
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
 
     void add(const TercetOp& op);
     // Ends the section that has been added to.

@@ -70,7 +70,7 @@ class Stages {
     std::int32_t take(std::uint32_t stage, std::int32_t count, std::int32_t thread);
     bool claim(std::uint32_t stage, std::int32_t unit);
     void written(std::uint32_t stage, std::int32_t unit);
-    // Sleeps until unit `first` is written.
+    // Sleeps until the unit is written.
     void sleep(std::uint32_t stage, std::int32_t unit);
 
     template <class Compute, class Write>

@@ -81,13 +81,22 @@ Team::Team(std::int32_t size) : size_(size) {
         ++passed;
     }
     threads_.reserve(static_cast<std::size_t>(size - 1));
-    for (std::int32_t thread = 1; thread < size; ++thread) {
-        threads_.emplace_back(&Team::work, this, thread, own[static_cast<std::size_t>(thread)]);
+    try {
+        for (std::int32_t thread = 1; thread < size; ++thread) {
+            threads_.emplace_back(&Team::work, this, thread, own[static_cast<std::size_t>(thread)]);
+        }
+    } catch (...) {
+        stop();
+        throw;
     }
 }
 
 Team::~Team() {
     settle();
+    stop();
+}
+
+void Team::stop() {
     stopping_ = true;
     job_.advance();
     for (std::thread& thread : threads_) thread.join();

@@ -20,7 +20,7 @@ namespace tercet {
 
 class Team {
   public:
-    // Starts size - 1 threads; the caller of start() is the first. Throws std::system_error.
+    // Starts size - 1 threads; the caller of start() is the first. Throws std::bad_alloc and std::system_error.
     explicit Team(std::int32_t size);
     ~Team();
     Team(const Team&) = delete;
@@ -60,6 +60,7 @@ class Team {
     };
 
     void work(std::int32_t thread, int cpu);
+    void stop();  // ends all threads, which have no job
 
     std::int32_t size_;
     bool places_ = false;  // whether helpers have processors of their own
