@@ -113,13 +113,18 @@ async def serving(
 
 
 @asynccontextmanager
-async def attaching(settings: ListenerSettings | None = None) -> AsyncIterator[tuple[Core, str]]:
+async def attaching(
+    settings: ListenerSettings | None = None, credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[tuple[Core, str]]:
     """A core that workers on other hosts attach to, and its address."""
     core = Core()
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     listener = RemoteListener(core.on_hello, core.on_connection, settings or small())
     add_WorkerLinkServicer_to_server(listener, server)  # type: ignore[no-untyped-call]  # generated
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
     try:
         yield core, f"127.0.0.1:{port}"

@@ -383,24 +383,18 @@ async def test_only_workers_with_a_certificate_may_attach(tmp_path: Path) -> Non
     def tls(certificate: Any, ca: Path = issuers) -> Any:
         return mutual_tls(Common(mtls_cert=certificate.chain, mtls_key=certificate.key, mtls_ca=ca))
 
-    core = Core()
-    server = grpc.aio.server()
-    pb_grpc.add_WorkerLinkServicer_to_server(RemoteListener(core.on_hello, core.on_connection, small()), server)  # type: ignore[no-untyped-call]  # generated
-    port = server.add_secure_port("127.0.0.1:0", tls(authority.issue("core")).server_credentials())
-    await server.start()
-    address = f"127.0.0.1:{port}"
-    own = tls(authority.issue("worker"))
-    for strange in (None, tls(other.issue("strange")), tls(authority.issue("deceived"), other.certificate.chain)):
-        with pytest.raises(LinkUnavailableError, match="no core can be reached"):
-            await connect_remote(address, b"?", strange)
-    with pytest.raises(LinkUnavailableError):
-        await connect_remote(address, b"?", own, tls_name="elsewhere")
-    for name in (None, "localhost"):
-        joined = await connect_remote(address, b"?", own, tls_name=name)
-        assert joined.reply == b"welcome, ?"
-        await joined.connection.close()
-    assert len(core.hellos) == 2
-    await server.stop(None)
+    async with attaching(credentials=tls(authority.issue("core")).server_credentials()) as (core, address):
+        own = tls(authority.issue("worker"))
+        for strange in (None, tls(other.issue("strange")), tls(authority.issue("deceived"), other.certificate.chain)):
+            with pytest.raises(LinkUnavailableError, match="no core can be reached"):
+                await connect_remote(address, b"?", strange)
+        with pytest.raises(LinkUnavailableError):
+            await connect_remote(address, b"?", own, tls_name="elsewhere")
+        for name in (None, "localhost"):
+            joined = await connect_remote(address, b"?", own, tls_name=name)
+            assert joined.reply == b"welcome, ?"
+            await joined.connection.close()
+        assert len(core.hellos) == 2
 
 
 async def test_nothing_is_left_running() -> None:
