@@ -266,6 +266,11 @@ class WorkerOptions(BaseModel):
         "none makes them dense, int8 (on a CPU) and fp8 (on a GPU) also make eight bits of dense ones. With bfloat16; "
         "otherwise weights are dense.",
     )
+    compact_weights: bool = Field(
+        True,
+        description="On a CPU with AVX-512 keep dense bfloat16 weights in twelve bits each, without loss: a model "
+        "takes a quarter less memory, and decoding that much less time.",
+    )
     batch_invariant: bool = Field(
         False,
         description="Insist that a request's tokens depend on nothing that is computed beside it. The CPU kernels "

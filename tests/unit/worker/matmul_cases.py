@@ -93,6 +93,7 @@ def product_op(matrix: PackedMatrix, epilogue: Epilogue) -> Op:
         in_features=matrix.in_features,
         out_features=matrix.columns,
         panels=matrix.panels,
+        format=matrix.format,
         weight=matrix.memory.data_ptr(),
         aux=None if matrix.bias is None else matrix.bias.data_ptr(),
     )

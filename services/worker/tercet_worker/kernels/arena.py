@@ -30,9 +30,18 @@ class Arena:
         mapping = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.huge_pages_requested = _ask_for_huge_pages(mapping)
         whole = torch.frombuffer(mapping, dtype=torch.uint8)
-        start = -whole.data_ptr() % HUGE_PAGE
-        self.memory = whole[start : start + nbytes]
+        self._mapping = mapping
+        self._start = -whole.data_ptr() % HUGE_PAGE
+        self.memory = whole[self._start : self._start + nbytes]
         """uint8[nbytes]; it and every view of it keep the mapping alive."""
+
+    def give_back(self, begin: int) -> None:
+        """Returns what lies behind byte ``begin`` to the system, in whole huge pages. It reads as zero then."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first = -(-begin // HUGE_PAGE) * HUGE_PAGE
+        if first < self.nbytes:
+            self._mapping.madvise(mmap.MADV_DONTNEED, self._start + first, self.nbytes - first)
 
 
 def _ask_for_huge_pages(mapping: mmap.mmap) -> bool:

@@ -119,6 +119,10 @@ def declare(cdll: ctypes.CDLL) -> None:
     cdll.tercet_weights_pack.restype = None
     cdll.tercet_weights_pack_quant.argtypes = [c_int32, c_void_p, *[c_int32] * 6, *[c_void_p] * 3]
     cdll.tercet_weights_pack_quant.restype = None
+    cdll.tercet_weights_compacts.argtypes = [c_int32]
+    cdll.tercet_weights_compacts.restype = c_bool
+    cdll.tercet_weights_compact.argtypes = [c_void_p, c_int32, c_int32, c_void_p]
+    cdll.tercet_weights_compact.restype = c_int64
     cdll.tercet_logits_scan.argtypes = [c_int32, c_int32, c_void_p, c_int32, c_int32, *[c_void_p] * 3]
     cdll.tercet_logits_scan.restype = None
     cdll.tercet_logits_draw.argtypes = [c_int32, c_int32, c_void_p, c_int32, c_int32]

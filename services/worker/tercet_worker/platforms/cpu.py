@@ -63,6 +63,7 @@ class CpuPlatform:
         self.device = torch.device("cpu")
         self.dtype = choose_dtype(settings.dtype, processor_flags())
         self._library: KernelLibrary | None = None
+        self._packed: PackedWeights | None = None
         self._alone = True
 
     @property
@@ -93,8 +94,8 @@ class CpuPlatform:
         """See ``Platform``."""
         if self._library is None:
             return Placement(self.dtype, self.device)
-        packed = PackedWeights(self._library, self.dtype, Quantization(self._settings.quantization))
-        return Placement(self.dtype, self.device, packed)
+        self._packed = PackedWeights(self._library, self.dtype, Quantization(self._settings.quantization))
+        return Placement(self.dtype, self.device, self._packed)
 
     def memory_for_weights(self) -> int:
         """See ``Platform``."""
@@ -115,6 +116,8 @@ class CpuPlatform:
             torch.set_num_threads(self.threads)
         if self._library is None:
             return EagerModel(weights, communicator)
+        if self._packed is not None and self._settings.compact_weights:
+            self._packed.compact(self._library.best_isa)
         return CompiledModel(
             weights,
             self._library,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +19,7 @@ from tercet_worker.quantization import Blocks, WeightFormat, common_format, quan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tercet_worker.kernels.library import KernelLibrary
+    from tercet_worker.kernels.library import Isa, KernelLibrary
 
 _CHUNK = 256 * 1024 * 1024
 """Address space that is taken at once; memory is taken when it is written to."""
@@ -53,11 +55,14 @@ class PackedMatrix:
         self._dtype = weights.dtype
         self._stored: dict[int, WeightFormat] = {}  # formats that hold what the checkpoint has, by part
         self._memory: torch.Tensor | None = None
+        self._compact = False
         self.bias = torch.zeros(PANEL * self.panels, dtype=torch.float32) if bias else None
 
     @property
     def format(self) -> WeightFormat:
         """How the weights lie. All parts have one format: the narrowest that holds each of them exactly."""
+        if self._compact:
+            return WeightFormat.COMPACT
         quantization = self._weights.quantization
         if (
             quantization is Quantization.NONE
@@ -74,6 +79,8 @@ class PackedMatrix:
     @property
     def nbytes(self) -> int:
         """Bytes of the packed weights."""
+        if self._compact:
+            return len(self.memory)
         if self.format is not WeightFormat.DENSE:
             return self.format.nbytes(self.panels * PANEL * self.in_features)
         per_step = 4 // self._dtype.itemsize
@@ -83,8 +90,34 @@ class PackedMatrix:
     def memory(self) -> torch.Tensor:
         """The packed weights, uint8; zero where nothing was stored."""
         if self._memory is None:
-            self._memory = self._weights.take(self.nbytes)
+            self._memory = self._weights.take(self, self.nbytes)
         return self._memory
+
+    def compact(self, chunk: torch.Tensor, begin: int) -> int:
+        """Moves the weights, and makes them compact if they can be; nothing is stored in the matrix any more.
+
+        Args:
+            chunk: the memory that they lie in.
+            begin: where they shall begin, not behind where they do.
+
+        Returns:
+            Where they end.
+
+        Raises:
+            ConfigurationError: there is no memory for what is on its way.
+        """
+        source, target = self.memory.data_ptr(), chunk.data_ptr() + begin
+        nbytes = 0
+        if self.format is WeightFormat.DENSE:
+            nbytes = self._weights.library.cdll.tercet_weights_compact(source, self.in_features, self.panels, target)
+            if nbytes < 0:
+                raise ConfigurationError("there is no memory to make weights compact")
+        self._compact = nbytes > 0
+        if not nbytes:
+            nbytes = len(self.memory)
+            ctypes.memmove(target, source, nbytes)
+        self._memory = chunk[begin : begin + nbytes]
+        return begin + nbytes
 
     def weight_destination(self, part: int) -> Destination:
         """See ``Matrix``."""
@@ -181,8 +214,7 @@ class PackedWeights:
         self.dtype = dtype
         self.quantization = quantization
         self.matrices: list[PackedMatrix] = []
-        self._chunk = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
+        self._chunks: list[_Chunk] = []
 
     def __call__(self, in_features: int, out_features: Sequence[int], *, bias: bool, gated: bool) -> PackedMatrix:
         """See ``MatrixFactory``."""
@@ -199,15 +231,43 @@ class PackedWeights:
         for matrix in self.matrices:
             _ = matrix.memory
 
-    def take(self, nbytes: int) -> torch.Tensor:
+    def compact(self, isa: Isa) -> None:
+        """Keeps dense bfloat16 weights in three quarters of their bytes, to the bit, where ``isa`` reads that.
+
+        It is done in place, and gives the memory back. Weights are loaded by then, and no address of theirs was taken.
+
+        Raises:
+            ConfigurationError: there is no memory for what is on its way.
+        """
+        if self.dtype != torch.bfloat16 or not self.library.cdll.tercet_weights_compacts(int(isa)):
+            return
+        for chunk in self._chunks:
+            chunk.used = 0
+            for matrix in chunk.matrices:
+                chunk.used = matrix.compact(chunk.arena.memory, _aligned(chunk.used))
+            chunk.arena.give_back(chunk.used)
+
+    def take(self, matrix: PackedMatrix, nbytes: int) -> torch.Tensor:
         """Returns zeroed uint8 memory, behind what was taken before. Raises ConfigurationError where there is none."""
-        start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
-        if start + nbytes > len(self._chunk):
+        if not self._chunks or _aligned(self._chunks[-1].used) + nbytes > self._chunks[-1].arena.nbytes:
             size = max(nbytes, _CHUNK)
             try:
-                self._chunk = Arena(size).memory
+                self._chunks.append(_Chunk(Arena(size)))
             except OSError as error:
                 raise ConfigurationError(f"{size} bytes for weights cannot be had: {error}") from error
-            start = 0
-        self._used = start + nbytes
-        return self._chunk[start : self._used]
+        chunk = self._chunks[-1]
+        start = _aligned(chunk.used)
+        chunk.used = start + nbytes
+        chunk.matrices.append(matrix)
+        return chunk.arena.memory[start : chunk.used]
+
+
+@dataclass(eq=False, slots=True)
+class _Chunk:
+    arena: Arena
+    used: int = 0
+    matrices: list[PackedMatrix] = field(default_factory=list)  # in the order in which they lie
+
+
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGNMENT) * _ALIGNMENT

@@ -25,6 +25,7 @@ class WeightFormat(enum.IntEnum):
     FOUR_WIDE = 2  # the same with float32
     EIGHT = 3  # eight bits, blocks of 32, float16 scales
     EIGHT_WIDE = 4  # eight bits, blocks of 16, float32 scales and minima
+    COMPACT = 5  # no blocks: bfloat16 in twelve bits, exactly; what dense weights may become once they are loaded
 
     @property
     def block(self) -> int:

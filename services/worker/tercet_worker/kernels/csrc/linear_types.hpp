@@ -89,6 +89,10 @@ struct StepKernels {
     void (*gather_quant)(WeightFormat, const char* weights, std::int32_t in_features, std::int32_t panels,
                          const std::int32_t* ids, float scale, char* y, std::int64_t y_stride, std::int32_t begin,
                          std::int32_t end);
+    // The same two for compact weights; null where the instruction set reads none.
+    void (*linear_compact)(const LinearCall&, const LinearPart&);
+    void (*gather_compact)(const char* weights, std::int32_t in_features, const std::int32_t* ids, float scale, char* y,
+                           std::int64_t y_stride, std::int32_t begin, std::int32_t end);
     // How many rows of a product are best taken together, and how many of them a thread takes at a time with one group of panels:
     // the cost of a group's first pass is spread over these.
     std::int32_t row_unit;

@@ -12,6 +12,8 @@ namespace {
 
 // From so many rows on, arithmetic is the limit, and a unit is a few rows by a group of panels.
 constexpr std::int32_t kManyRows = 32;
+// Of compact weights a piece has more rows than kernels ask for: it unpacks the group.
+constexpr std::int32_t kCompactPieceRows = 96;
 // With fewer, memory is: each thread reads one stretch of the weights, cut into units that take some 10 microseconds to read. As much
 // time is lost where a thread loses its processor.
 constexpr std::int64_t kUnitWeights = 192 * 1024;
@@ -35,15 +37,17 @@ Program::Program(Dtype dtype, Isa isa, std::int32_t threads)
       stages_(team_),
       own_(static_cast<std::size_t>(threads)) {}
 
-void Program::add(const TercetOp& op) {
+bool Program::add(const TercetOp& op) {
+    if (static_cast<WeightFormat>(op.format) == WeightFormat::compact && kernels_->linear_compact == nullptr) return false;
     team_.settle();
     ops_.push_back(op);
-    if (static_cast<OpKind>(op.kind) != OpKind::linear) return;
+    if (static_cast<OpKind>(op.kind) != OpKind::linear) return true;
     const std::int32_t each = few_row_units(op);
     for (std::int32_t unit = 0; unit < each * team_.size(); ++unit) {
         const LinearPart part = few_row_part(op, each, unit, 0);
         widest_ = std::max(widest_, static_cast<std::size_t>(std::max(0, part.panel_end - part.panel_begin) * kPanel));
     }
+    return true;
 }
 
 ProgramProblem Program::check(const TercetCall& call) const {
@@ -160,13 +164,16 @@ void Program::run_op(const Part& part, const TercetOp& op, Stages::Walk& walk) {
     switch (static_cast<OpKind>(op.kind)) {
         case OpKind::embed:
             return over_rows(part.call.rows, walk, [&](std::int32_t begin, std::int32_t end) {
-                if (op.format != 0) {
-                    kernels_->gather_quant(static_cast<WeightFormat>(op.format), static_cast<const char*>(op.weight), op.out_features,
-                                           op.panels, part.call.token_ids, op.scalar, static_cast<char*>(op.out), op.out_stride, begin,
-                                           end);
+                const auto format = static_cast<WeightFormat>(op.format);
+                const auto* weights = static_cast<const char*>(op.weight);
+                auto* out = static_cast<char*>(op.out);
+                if (format == WeightFormat::dense) {
+                    kernels_->gather(weights, op.out_features, op.panels, part.call.token_ids, op.scalar, out, op.out_stride, begin, end);
+                } else if (format == WeightFormat::compact) {
+                    kernels_->gather_compact(weights, op.out_features, part.call.token_ids, op.scalar, out, op.out_stride, begin, end);
                 } else {
-                    kernels_->gather(static_cast<const char*>(op.weight), op.out_features, op.panels, part.call.token_ids, op.scalar,
-                                     static_cast<char*>(op.out), op.out_stride, begin, end);
+                    kernels_->gather_quant(format, weights, op.out_features, op.panels, part.call.token_ids, op.scalar, out,
+                                           op.out_stride, begin, end);
                 }
             });
         case OpKind::angles:
@@ -197,8 +204,10 @@ void Program::angles(const TercetCall& call, const TercetOp& op, std::int32_t be
 }
 
 void Program::multiply(const TercetOp& op, const LinearCall& call, const LinearPart& part) const {
-    if (op.format == 0) return kernels_->linear(call, part);
-    kernels_->linear_quant(static_cast<WeightFormat>(op.format), call, part);
+    const auto format = static_cast<WeightFormat>(op.format);
+    if (format == WeightFormat::dense) return kernels_->linear(call, part);
+    if (format == WeightFormat::compact) return kernels_->linear_compact(call, part);
+    kernels_->linear_quant(format, call, part);
 }
 
 void Program::run_linear(const Part& part, const TercetOp& op, Stages::Walk& walk) {
@@ -211,7 +220,8 @@ void Program::run_linear(const Part& part, const TercetOp& op, Stages::Walk& wal
                           op.panels,                           static_cast<Epilogue>(op.epilogue)};
     if (team_.size() == 1) return multiply(op, call, LinearPart{0, op.panels, 0, rows});
     if (rows < kManyRows) return run_few_rows(part, op, call, walk);
-    const std::int32_t blocks = ceil_div(rows, kernels_->piece_rows);
+    const bool compact = static_cast<WeightFormat>(op.format) == WeightFormat::compact;
+    const std::int32_t blocks = ceil_div(rows, compact ? kCompactPieceRows : kernels_->piece_rows);
     const std::int32_t pieces = ceil_div(op.panels, kGroupPanels) * blocks;
     const std::int32_t unit_rows = kernels_->row_unit;
     const std::int32_t row_units = ceil_div(rows, unit_rows);
@@ -427,7 +437,7 @@ void tercet_program_destroy(void* program) { delete static_cast<Program*>(progra
 // Returns 0, or the code of a problem.
 std::int32_t tercet_program_add(void* program, const TercetOp* op) {
     try {
-        static_cast<Program*>(program)->add(*op);
+        if (!static_cast<Program*>(program)->add(*op)) return static_cast<std::int32_t>(ProgramProblem::isa);
     } catch (const std::bad_alloc&) {
         return static_cast<std::int32_t>(ProgramProblem::memory);
     }

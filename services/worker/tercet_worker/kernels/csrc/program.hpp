@@ -85,7 +85,8 @@ class Program {
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
-    void add(const TercetOp& op);
+    // Returns whether the instruction set reads such weights.
+    bool add(const TercetOp& op);
     // Ends the section that has been added to.
     void end_section() { sections_.push_back(ops_.size()); }
 

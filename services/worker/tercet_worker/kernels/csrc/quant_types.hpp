@@ -22,6 +22,7 @@ enum class WeightFormat : std::int32_t {
     four_wide = 2,   // blocks of 32, float32 scales and minima
     eight = 3,       // blocks of 32, float16 scales
     eight_wide = 4,  // blocks of 16, float32 scales and minima
+    compact = 5,     // no blocks: bfloat16 as in compact_types.hpp
 };
 
 constexpr int kQuantOutputs = 16;

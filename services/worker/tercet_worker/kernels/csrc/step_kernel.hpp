@@ -2,6 +2,7 @@
 // what each does. Include only from files compiled for one instruction set.
 #pragma once
 
+#include "compact_kernel.hpp"
 #include "draw_kernel.hpp"
 #include "linear_kernel.hpp"
 #if defined(__AMX_BF16__)
@@ -199,14 +200,21 @@ TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
     constexpr DrawKernels kDraw{draw_part, mass, collect, mass_of, draw_of};
     static const StepKernels kFloat32{
         linear<Float32Linear>, pack<Float32Linear>, gather<Float32Linear>, norm<Float32Linear>, rotate<Float32Linear>, scan, scan_part,
-        nullptr,               nullptr,             nullptr,               1,                   48,                    kDraw};
+        nullptr,               nullptr,             nullptr,               nullptr,             nullptr,               1,    48,
+        kDraw};
     static const StepKernels kBFloat16{
 #if defined(__AMX_BF16__)
-        linear_amx,   pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
-        linear_quant, pack_quant,           gather_quant,           32,                   64,                    kDraw};
+        linear_amx, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
+        linear_quant, pack_quant, gather_quant, nullptr, nullptr, 32, 64, kDraw};
 #else
         linear<BFloat16Linear>, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
-        linear_quant,           pack_quant,           gather_quant,           1,                    48,                    kDraw};
+        linear_quant, pack_quant, gather_quant,
+#if defined(__AVX512BW__)
+        linear_compact, gather_compact,
+#else
+        nullptr, nullptr,
+#endif
+        1, 48, kDraw};
 #endif
     return dtype == Dtype::float32 ? &kFloat32 : &kBFloat16;
 }
