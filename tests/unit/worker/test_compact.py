@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -151,6 +153,51 @@ def test_other_instruction_sets_keep_dense_weights(library: KernelLibrary) -> No
         weights = packed(library, [random_weights(64, 64)])
         weights.compact(isa)
         assert all(matrix.format is WeightFormat.DENSE for matrix in weights.matrices)
+
+
+def test_again_it_changes_nothing(isa: Isa, library: KernelLibrary) -> None:
+    weights = packed(library, [random_weights(80, 64, exceptions=3)])
+    weights.compact(isa)
+    before = [(matrix.format, matrix.memory.data_ptr(), matrix.memory.clone()) for matrix in weights.matrices]
+    weights.compact(isa)
+    for matrix, (form, place, memory) in zip(weights.matrices, before, strict=True):
+        assert (matrix.format, matrix.memory.data_ptr()) == (form, place)
+        assert torch.equal(matrix.memory, memory)
+
+
+def test_a_later_matrix_begins_with_zeros(isa: Isa, library: KernelLibrary) -> None:
+    weights = packed(library, [random_weights(640, 640, exceptions=100)])
+    late = weights(64, (1_024,), bias=False, gated=False)
+    weights.compact(isa)
+    assert late.format is WeightFormat.DENSE
+    assert not late.memory.any()
+
+
+def test_every_chunk_is_made_compact(isa: Isa, library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet_worker.program.weights._CHUNK", 100_000)
+    tables = [random_weights(rows, 128, exceptions=10, seed=rows) for rows in (112, 160, 176, 320, 512, 128)]
+    weights = PackedWeights(library, torch.bfloat16)
+    for table in tables:
+        weights(128, (len(table),), bias=False, gated=False).weight_destination(0).store(0, table)
+    expected = [run(library, isa, matrix, inputs(3, 128), Epilogue.STORE_FLOAT) for matrix in weights.matrices]
+    assert len({matrix.memory.untyped_storage().data_ptr() for matrix in weights.matrices}) > 2
+    weights.compact(isa)
+    for matrix, y in zip(weights.matrices, expected, strict=True):
+        assert matrix.format is WeightFormat.COMPACT
+        assert same(run(library, isa, matrix, inputs(3, 128), Epilogue.STORE_FLOAT), y)
+
+
+@pytest.mark.parametrize("kind", [OpKind.LINEAR, OpKind.EMBED])
+def test_instruction_sets_that_do_not_read_it_refuse_it(isa: Isa, library: KernelLibrary, kind: OpKind) -> None:
+    weights = packed(library, [random_weights(64, 64)])
+    weights.compact(isa)
+    op = product_op(weights.matrices[1], Epilogue.STORE)
+    op.kind = kind
+    for other in set(library.isas()) - {Isa.AVX512, Isa.AVX512BF16}:
+        problem = ctypes.c_int32()
+        program = library.cdll.tercet_program_create(1, int(other), 1, ctypes.byref(problem))
+        assert library.cdll.tercet_program_add(program, ctypes.byref(op)) == ProgramProblem.ISA
+        library.cdll.tercet_program_destroy(program)
 
 
 @settings(deadline=None, max_examples=60)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import mmap
 import shutil
 import subprocess
 import sys
@@ -161,3 +163,30 @@ def test_an_arena_is_aligned_and_outlives_its_owner() -> None:
     assert not memory[:: 2**12].any()
     memory[-1] = 7
     assert memory[-1] == 7
+
+
+def test_an_arena_gives_back_whole_huge_pages_behind_a_place() -> None:
+    arena = Arena(3 * HUGE_PAGE + 5)
+    arena.memory.fill_(7)
+    arena.give_back(3 * HUGE_PAGE + 1)  # into the last page
+    assert bool((arena.memory == 7).all())
+    arena.give_back(HUGE_PAGE + 1)
+    assert bool((arena.memory[: 2 * HUGE_PAGE] == 7).all())
+    assert not arena.memory[2 * HUGE_PAGE :].any(), "it was not given back"
+    arena.memory[-1] = 9
+    assert arena.memory[-1] == 9
+    arena.give_back(HUGE_PAGE)
+    assert bool((arena.memory[:HUGE_PAGE] == 7).all())
+    assert not arena.memory[HUGE_PAGE:].any()
+    arena.give_back(0)
+    assert not arena.memory.any()
+
+
+def test_an_arena_keeps_what_is_locked() -> None:
+    arena = Arena(2 * HUGE_PAGE)
+    arena.memory.fill_(7)
+    libc = ctypes.CDLL(None)
+    if libc.mlock(ctypes.c_void_p(arena.memory.data_ptr() + HUGE_PAGE), ctypes.c_size_t(mmap.PAGESIZE)):
+        pytest.skip("this process may lock no memory")
+    arena.give_back(0)
+    assert bool((arena.memory[HUGE_PAGE : HUGE_PAGE + mmap.PAGESIZE] == 7).all())

@@ -7,6 +7,7 @@ prefetcher's run.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import torch
 
@@ -36,11 +37,11 @@ class Arena:
         """uint8[nbytes]; it and every view of it keep the mapping alive."""
 
     def give_back(self, begin: int) -> None:
-        """Returns what lies behind byte ``begin`` to the system, in whole huge pages. It reads as zero then."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
+        """Returns what lies behind byte ``begin`` to the system, in whole huge pages, where that can be; it is lost."""
         first = -(-begin // HUGE_PAGE) * HUGE_PAGE
-        if first < self.nbytes:
+        if first >= self.nbytes or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        with suppress(OSError):  # of a process whose memory is locked
             self._mapping.madvise(mmap.MADV_DONTNEED, self._start + first, self.nbytes - first)
 
 

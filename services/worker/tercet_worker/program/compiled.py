@@ -99,8 +99,8 @@ class CompiledModel:
 
     def _add_section(self, records: list[Record]) -> int:
         for record in records:
-            if self.cdll.tercet_program_add(self.handle, byref(record.op)):
-                raise ConfigurationError("the compiled step cannot be set up (MEMORY)")
+            if code := self.cdll.tercet_program_add(self.handle, byref(record.op)):
+                raise ConfigurationError(f"the compiled step cannot be set up ({ProgramProblem(code).name})")
         self.cdll.tercet_program_end_section(self.handle)
         self._sections += 1
         return self._sections - 1

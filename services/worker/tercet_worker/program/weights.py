@@ -235,6 +235,7 @@ class PackedWeights:
         """Keeps dense bfloat16 weights in three quarters of their bytes, to the bit, where ``isa`` reads that.
 
         It is done in place, and gives the memory back. Weights are loaded by then, and no address of theirs was taken.
+        Matrices that take their memory later stay dense.
 
         Raises:
             ConfigurationError: there is no memory for what is on its way.
@@ -242,10 +243,12 @@ class PackedWeights:
         if self.dtype != torch.bfloat16 or not self.library.cdll.tercet_weights_compacts(int(isa)):
             return
         for chunk in self._chunks:
-            chunk.used = 0
+            end = 0
             for matrix in chunk.matrices:
-                chunk.used = matrix.compact(chunk.arena.memory, _aligned(chunk.used))
-            chunk.arena.give_back(chunk.used)
+                end = matrix.compact(chunk.arena.memory, _aligned(end))
+            chunk.arena.give_back(end)
+        # What is taken from now on must be zero, as what lies behind these is not.
+        self._chunks.clear()
 
     def take(self, matrix: PackedMatrix, nbytes: int) -> torch.Tensor:
         """Returns zeroed uint8 memory, behind what was taken before. Raises ConfigurationError where there is none."""
