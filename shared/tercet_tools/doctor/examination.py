@@ -103,6 +103,7 @@ def examine(settings: DoctorSettings, root: Path = Path("/")) -> Examination:
                 dtype=settings.dtype,
                 quantization=settings.quantization,
                 fast_bfloat16=processor.fast_bfloat16,
+                compact_bfloat16=processor.compact_bfloat16,
             )
         except CheckpointError as error:
             problem = error.message
@@ -253,13 +254,13 @@ def _of_model(seen: Examination) -> list[Finding]:
     if model is None:
         return []
     available = max([seen.memory.available, *(gpu.free for gpu in seen.gpus)])
-    if model.weights.nbytes > available:
-        smaller = [form for form, weights in model.forms.items() if weights.nbytes <= available]
+    if model.weights.loading > available:
+        smaller = [form for form, weights in model.forms.items() if weights.loading <= available]
         advice = f"They fit as {' or '.join(smaller)} (--dtype, --quantization). " if smaller else ""
         return [
             Finding(
                 "missing",
-                f"The weights take {model.weights.nbytes / GIB:.1f} GiB ({model.form}), and {available / GIB:.1f} GiB "
+                f"The weights take {model.weights.loading / GIB:.1f} GiB ({model.form}), and {available / GIB:.1f} GiB "
                 "are available.",
                 f"{advice}Use a smaller model, or a machine with more memory.",
             )

@@ -19,6 +19,8 @@ STORED: Final = "as stored"
 INT8: Final = "int8"
 _INT8_BITS: Final = 8.5
 """Eight bits of a weight, and its part in the scale of 32."""
+_COMPACT: Final = 1.5
+"""Bytes of a dense bfloat16 weight once it is compact."""
 
 KV_SHARE: Final = 4
 """Unless told otherwise the worker takes one part in so many of the free memory for the KV cache."""
@@ -32,12 +34,14 @@ class Form:
 
     Attributes:
         nbytes: memory for all weights.
+        loading: the same while they are loaded, and none is compact yet.
         read_per_token: what is read of them for one token: of an input embedding that is not the output layer only a
             row is.
         kv_dtype: type of the KV cache that goes with it.
     """
 
     nbytes: int
+    loading: int
     read_per_token: int
     kv_dtype: str
 
@@ -91,9 +95,23 @@ class Model:
 
 
 def read_model(
-    name: str, *, revision: str | None, dtype: Dtype, quantization: Quantization, fast_bfloat16: bool
+    name: str,
+    *,
+    revision: str | None,
+    dtype: Dtype,
+    quantization: Quantization,
+    fast_bfloat16: bool,
+    compact_bfloat16: bool,
 ) -> Model:
     """Reads the headers of a checkpoint; nothing is downloaded.
+
+    Args:
+        name: what to read.
+        revision: of a hub model.
+        dtype: to reckon with.
+        quantization: what is done with quantized weights.
+        fast_bfloat16: whether the worker takes bfloat16 by itself.
+        compact_bfloat16: whether it makes dense bfloat16 weights compact.
 
     Raises:
         CheckpointError: it cannot be read, or is not on this machine.
@@ -104,7 +122,7 @@ def read_model(
     for entry in weights.entries.values():
         stored[entry.dtype] += entry.nbytes
     computed = dtype if dtype != "auto" else "bfloat16" if fast_bfloat16 else "float32"
-    forms = _forms(weights, tied=config.tie_word_embeddings)
+    forms = _forms(weights, tied=config.tie_word_embeddings, compact=compact_bfloat16)
     form: str = computed
     if computed == "bfloat16" and quantization == "int8":
         form = INT8
@@ -125,17 +143,26 @@ def read_model(
     )
 
 
-def _forms(weights: WeightIndex, *, tied: bool) -> dict[str, Form]:
+def _forms(weights: WeightIndex, *, tied: bool, compact: bool) -> dict[str, Form]:
     """Returns the forms, the smallest first; ``as stored`` only where something is quantized."""
     skipped = None if tied else _EMBEDDING
 
-    def form(dense: float, kv_dtype: str, *, keep: bool) -> Form:
-        sizes = {
+    def sizes(dense: float, *, keep: bool) -> dict[str, int]:
+        return {
             entry.name: (keep and entry.kept_nbytes) or int(entry.elements * dense)
             for entry in weights.entries.values()
         }
-        total = sum(sizes.values())
-        return Form(nbytes=total, read_per_token=total - sizes.get(skipped or "", 0), kv_dtype=kv_dtype)
+
+    def form(dense: float, kv_dtype: str, *, keep: bool) -> Form:
+        loading = sizes(dense, keep=keep)
+        held = sizes(_COMPACT, keep=keep) if compact and dense == SIZES["bfloat16"] else loading
+        total = sum(held.values())
+        return Form(
+            nbytes=total,
+            loading=sum(loading.values()),
+            read_per_token=total - held.get(skipped or "", 0),
+            kv_dtype=kv_dtype,
+        )
 
     forms = {
         INT8: form(_INT8_BITS / 8, "bfloat16", keep=True),

@@ -33,6 +33,8 @@ INSTRUCTION_SETS: Final = {
 """Flags that matter to kernels, as Linux spells them, and as people do."""
 
 _FAST_BFLOAT16: Final = {"avx512_bf16", "amx_bf16"}
+_AVX512: Final = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_AMX: Final = {"amx_tile", "amx_bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,11 @@ class Processor:
     def fast_bfloat16(self) -> bool:
         """Whether the worker computes in bfloat16 by itself."""
         return bool(self.flags & _FAST_BFLOAT16)
+
+    @property
+    def compact_bfloat16(self) -> bool:
+        """Whether the worker makes dense bfloat16 weights compact: with AVX-512, of which AMX takes the place."""
+        return self.flags >= _AVX512 and not self.flags >= _AMX
 
     @property
     def effective(self) -> float:

@@ -12,6 +12,7 @@ import torch
 from tercet_shared.checkpoint import Checkpoint
 from tercet_shared.errors import CheckpointError
 from tercet_tools.doctor.model import Model, read_model
+from tercet_tools.doctor.processor import read_processor
 from tercet_worker.attention.select import load_kernels_or_warn
 from tercet_worker.layers.parameters import Placement
 from tercet_worker.loading import load_model
@@ -61,7 +62,7 @@ def test_in_float32_it_is_the_dense_model(written: Written) -> None:
 def test_what_stays_quantized_is_nearer_than_rounded_weights(written: Written) -> None:
     exact = prompt_logits(engine_for(written.dense, *FLOAT32), PROMPT)
     kept = engine_for(written.packed, *BFLOAT16)
-    dense = engine_for(written.packed, *BFLOAT16, "--quantization=none")
+    dense = engine_for(written.packed, *BFLOAT16, "--quantization=none", "--no-compact-weights")
     assert kept.weight_bytes < 0.9 * dense.weight_bytes
     errors = [float((prompt_logits(engine, PROMPT) - exact).square().mean().sqrt()) for engine in (kept, dense)]
     assert errors[0] < 1.1 * errors[1]
@@ -170,16 +171,17 @@ def test_dense_ones_become_eight_bits_where_that_is_asked_for(tmp_path: Path) ->
 
 @pytest.mark.parametrize("written", PACKINGS, indirect=True)
 def test_the_doctor_knows_what_it_takes(written: Written) -> None:
-    model: Model = read_model(
-        str(written.packed), revision=None, dtype="bfloat16", quantization="auto", fast_bfloat16=True
+    read = partial(
+        read_model,
+        revision=None,
+        dtype="bfloat16",
+        quantization="auto",
+        fast_bfloat16=True,
+        compact_bfloat16=read_processor(Path("/")).compact_bfloat16,
     )
+    model: Model = read(str(written.packed))
     held = engine_for(written.packed, *BFLOAT16).weight_bytes
-    assert (
-        model.parameters
-        == read_model(
-            str(written.dense), revision=None, dtype="bfloat16", quantization="auto", fast_bfloat16=True
-        ).parameters
-    )
+    assert model.parameters == read(str(written.dense)).parameters
     assert model.weights.nbytes == pytest.approx(held, rel=0.02)
     dense = engine_for(written.packed, *BFLOAT16, "--quantization=none").weight_bytes
     assert model.forms["bfloat16"].nbytes == pytest.approx(dense, rel=0.02)

@@ -182,7 +182,9 @@ def test_what_is_no_redis_url(url: str) -> None:
 
 def test_a_model_s_numbers(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "m", hidden=64, layers=2, heads=4, kv_heads=2, vocab=384, tied=False)
-    model = read_model(str(path), revision=None, dtype="auto", quantization="auto", fast_bfloat16=False)
+    model = read_model(
+        str(path), revision=None, dtype="auto", quantization="auto", fast_bfloat16=False, compact_bfloat16=False
+    )
     assert (model.name, model.architecture, model.form, model.context) == ("m", "LlamaForCausalLM", "float32", 2048)
     assert model.stored == {"F32": model.parameters * 4}
     assert list(model.forms) == ["int8", "bfloat16", "float32"]
@@ -197,9 +199,41 @@ def test_a_model_s_numbers(tmp_path: Path) -> None:
 
 def test_a_tied_embedding_is_read_for_every_token(tmp_path: Path) -> None:
     path = str(write_tiny_llama(tmp_path / "m"))
-    model = read_model(path, revision=None, dtype="auto", quantization="auto", fast_bfloat16=True)
+    model = read_model(
+        path, revision=None, dtype="auto", quantization="auto", fast_bfloat16=True, compact_bfloat16=False
+    )
     assert model.form == "bfloat16"
     assert model.weights.read_per_token == model.weights.nbytes
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_compact_weights_take_three_quarters_once_they_are_loaded(tmp_path: Path, tied: bool) -> None:
+    path = str(write_tiny_llama(tmp_path / "m", tied=tied))
+    compact, dense = (
+        read_model(
+            path, revision=None, dtype="auto", quantization="auto", fast_bfloat16=True, compact_bfloat16=wanted
+        ).forms
+        for wanted in (True, False)
+    )
+    assert compact["bfloat16"].nbytes == dense["bfloat16"].nbytes * 3 // 4
+    assert compact["bfloat16"].read_per_token == dense["bfloat16"].read_per_token * 3 // 4
+    assert compact["bfloat16"].loading == dense["bfloat16"].loading == dense["bfloat16"].nbytes
+    assert compact["float32"] == dense["float32"]
+    assert compact["int8"] == dense["int8"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "compact"),
+    [
+        ("avx2 avx512f avx512bw avx512vl avx512dq", True),
+        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_bf16", True),
+        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16", False),
+        ("avx2 avx512f", False),
+        ("avx2", False),
+    ],
+)
+def test_processors_that_read_compact_weights(tmp_path: Path, flags: str, compact: bool) -> None:
+    assert read_processor(machine(tmp_path, flags)).compact_bfloat16 is compact
 
 
 def test_quantized_weights_are_held_as_they_are_unless_told_otherwise(tmp_path: Path) -> None:
@@ -207,12 +241,16 @@ def test_quantized_weights_are_held_as_they_are_unless_told_otherwise(tmp_path: 
     path = str(write_tiny_llama_gguf(tmp_path / "m.gguf", quantization=kind))
 
     def form(dtype: Dtype = "auto", quantization: Quantization = "auto") -> str:
-        return read_model(path, revision=None, dtype=dtype, quantization=quantization, fast_bfloat16=True).form
+        return read_model(
+            path, revision=None, dtype=dtype, quantization=quantization, fast_bfloat16=True, compact_bfloat16=False
+        ).form
 
     assert (form(), form("float32"), form(quantization="none"), form(quantization="int8")) == (
         "as stored", "float32", "bfloat16", "int8",
     )  # fmt: skip
-    model = read_model(path, revision=None, dtype="auto", quantization="auto", fast_bfloat16=True)
+    model = read_model(
+        path, revision=None, dtype="auto", quantization="auto", fast_bfloat16=True, compact_bfloat16=False
+    )
     assert model.weights.nbytes == model.stored["Q8_0"] + model.stored["F32"] // 2
     assert model.stored["Q8_0"] < model.weights.nbytes < model.forms["bfloat16"].nbytes
 
@@ -220,4 +258,11 @@ def test_quantized_weights_are_held_as_they_are_unless_told_otherwise(tmp_path: 
 def test_a_hub_model_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError):
-        read_model("nobody/nothing", revision=None, dtype="auto", quantization="auto", fast_bfloat16=True)
+        read_model(
+            "nobody/nothing",
+            revision=None,
+            dtype="auto",
+            quantization="auto",
+            fast_bfloat16=True,
+            compact_bfloat16=False,
+        )
