@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from ctypes import byref
 
 import numpy as np
@@ -17,12 +18,27 @@ from tercet_worker.kernels.step_abi import PANEL, Call, Draw, Epilogue, Op, OpKi
 
 QUANTIZED = {1: (4, 32, 2, True), 2: (4, 32, 4, True), 3: (8, 32, 2, False), 4: (8, 16, 4, True)}
 """Of each weight format: bits, columns of a block, bytes of a scale, and whether there are minima."""
+COMPACT = 5
+SYSTEM = ctypes.CDLL(None)
+SYSTEM.posix_memalign.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t]
+SYSTEM.free.argtypes = [ctypes.c_void_p]
+SYSTEM.free.restype = None
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: int) -> np.ndarray:
     """Returns normal values that own their memory, as float32 or as bfloat16 bits."""
     drawn = rng.standard_normal(shape).astype(np.float32)
     return (drawn.view(np.uint32) >> 16).astype(np.uint16) if dtype else drawn
+
+
+def aligned(size: int) -> np.ndarray:
+    """Returns uint8 memory that begins at a multiple of 64, and of which the sanitizer knows where it ends."""
+    place = ctypes.c_void_p()
+    if SYSTEM.posix_memalign(byref(place), 64, size) or place.value is None:
+        raise MemoryError
+    memory = (ctypes.c_uint8 * size).from_address(place.value)
+    weakref.finalize(memory, SYSTEM.free, place.value)
+    return np.frombuffer(memory, np.uint8)
 
 
 def as_float(array: np.ndarray) -> np.ndarray:
@@ -100,6 +116,68 @@ class Run:
         )  # fmt: skip
         self.call(op, None, np.zeros((rows, inputs), np.float32), token_ids=ids.ctypes.data)
 
+    def compact(self, rng: np.random.Generator, rows: int, inputs: int, outputs: int) -> bool:
+        """Makes dense weights compact, where they lie and before that, and computes with both: the same bits.
+
+        Returns:
+            Whether they became so; otherwise they are untouched.
+        """
+        parts = int(rng.integers(1, 3))  # two: gated
+        matrix = values(rng, (outputs * parts, inputs), 1)
+        rare = rng.integers(0, matrix.size, rng.integers(0, matrix.size // 1_500 + 1))
+        matrix.reshape(-1)[rare] = rng.choice(np.array([0x0000, 0x8001, 0x0180, 0x5000], np.uint16), len(rare))
+        packed, panels = self.pack(matrix, parts=parts)
+        for before in (0, 64 * int(rng.integers(1, 9))):
+            place = aligned(before + len(packed))
+            place[before:] = packed
+            size = self.cdll.tercet_weights_compact(place.ctypes.data + before, inputs, panels, place.ctypes.data)
+            if size < 0 or size > len(packed) or (size == 0 and not np.array_equal(place[before:], packed)):
+                raise SystemExit(f"{size} bytes of compact weights")
+            if size == 0:
+                return False
+            weights = aligned(size)
+            weights[:] = place[:size]
+            self.same_of_both(rng, rows, inputs, outputs, panels, packed, weights)
+        return True
+
+    def same_of_both(
+        self, rng: np.random.Generator, rows: int, inputs: int, outputs: int, panels: int,
+        dense: np.ndarray, compact: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Products, their best, and embeddings of dense weights and of compact ones."""
+        gated = panels != -(-outputs // PANEL)
+        x = values(rng, (rows, inputs), 1)
+        ids = rng.integers(0, outputs, rows).astype(np.int32)
+        ids[-1] = outputs - 1
+        found: list[list[np.ndarray]] = []
+        for kind, weights in ((0, dense), (COMPACT, compact)):
+            results = []
+            for epilogue in [Epilogue.GATED_SILU] if gated else [Epilogue.STORE, Epilogue.STORE_FLOAT, Epilogue.ADD]:
+                wide = epilogue in {Epilogue.ADD, Epilogue.STORE_FLOAT}
+                results.append(np.zeros((rows, outputs), np.float32 if wide else np.uint16))
+                op = Op(
+                    kind=OpKind.LINEAR, epilogue=epilogue, in_features=inputs, out_features=outputs, panels=panels,
+                    format=kind, weight=weights.ctypes.data,
+                )  # fmt: skip
+                self.call(op, x, results[-1])
+            if not gated:
+                highest, places, finite = np.zeros(rows, np.float32), np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+                op.epilogue = Epilogue.STORE_FLOAT
+                self.call(
+                    op, x, np.zeros((rows, 1), np.float32),
+                    highest=highest.ctypes.data, places=places.ctypes.data, finite=finite.ctypes.data,
+                )  # fmt: skip
+                stream = np.zeros((rows, inputs), np.float32)
+                op = Op(
+                    kind=OpKind.EMBED, in_features=outputs, out_features=inputs, panels=panels, scalar=1.0, format=kind,
+                    weight=weights.ctypes.data,
+                )  # fmt: skip
+                self.call(op, None, stream, token_ids=ids.ctypes.data)
+                results += [highest, places, finite, stream]
+            found.append(results)
+        if not all(np.array_equal(one.view(np.uint8), other.view(np.uint8)) for one, other in zip(*found, strict=True)):
+            raise SystemExit("compact weights give other results than dense ones")
+
     def others(self, rng: np.random.Generator, rows: int, size: int, vocabulary: int) -> None:
         packed, panels = self.pack(values(rng, (vocabulary, size), self.dtype), parts=1)
         ids = rng.integers(0, vocabulary, rows).astype(np.int32)
@@ -168,6 +246,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     runs = 0
     for isa in range(5):
+        compact = 0
         if not cdll.tercet_isa_available(isa):
             continue
         for dtype in (0, 1):
@@ -188,6 +267,16 @@ def main() -> None:
                         run.quantized(rng, rows, int(rng.integers(1, 9)), outputs, kind)
                 runs += 1
             Run(cdll, dtype, isa, 2).product(rng, 40, 2_101 if dtype else 1_050, 50, Epilogue.STORE)
+        if cdll.tercet_weights_compacts(isa):
+            # Few rows, one block of steps and several; whole groups of panels and what is left of them.
+            for rows in (1, 5, 9, 13, 40, 100, int(rng.integers(1, 200))):
+                for outputs in (*(int(n) for n in rng.integers(1, 260, 3)), 64, 112, 120):
+                    run = Run(cdll, 1, isa, int(rng.integers(1, 4)))
+                    compact += run.compact(
+                        rng, rows, 2 * int(rng.choice([rng.integers(1, 40), rng.integers(250, 700)])), outputs
+                    )
+            if compact < 20:
+                raise SystemExit(f"only {compact} matrices became compact")
     print(f"{runs} runs")
 
 
