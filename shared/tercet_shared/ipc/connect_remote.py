@@ -35,6 +35,8 @@ _OPTIONS: Final = [
     ("grpc.enable_http_proxy", 0),
 ]
 
+_ATTEMPTS: Final = 4
+
 
 class _WorkerWire:
     """A call, seen from the worker."""
@@ -86,13 +88,10 @@ async def connect_remote(
         channel = _open_channel(address, tls, tls_name)
         undo.push_async_callback(channel.close, None)
         stub = pb_grpc.WorkerLinkStub(channel)  # type: ignore[no-untyped-call]  # generated
-        call = stub.Attach()
+        opening = pb.LinkMessage(open=pb.LinkOpen(version=VERSION, hello=hello))
         try:
             async with asyncio.timeout(timeout_s):
-                # A core that refuses early ends the call while the hello is still being sent; its answer says why.
-                with suppress(asyncio.InvalidStateError):
-                    await call.write(pb.LinkMessage(open=pb.LinkOpen(version=VERSION, hello=hello)))
-                answer = await call.read()
+                call, answer = await _say_hello(stub, opening)
         except TimeoutError:
             raise LinkUnavailableError(f"the core at {address} did not answer within {timeout_s:g} s") from None
         except grpc.aio.AioRpcError as error:
@@ -109,6 +108,22 @@ async def connect_remote(
     link.start()
     link.run_in_task(clean_up)
     return Joined(link, reply)
+
+
+async def _say_hello(stub: pb_grpc.WorkerLinkStub, opening: pb.LinkMessage) -> tuple[Any, object]:
+    """Returns a call on which ``opening`` was sent, and the first answer."""
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        call = stub.Attach()
+        try:
+            # A core that refuses early ends the call while the hello is still being sent; its answer says why.
+            with suppress(asyncio.InvalidStateError):
+                await call.write(opening)
+            return call, await call.read()
+        except grpc.aio.AioRpcError as error:
+            # Where the call ends in the very moment of sending, gRPC says that, in place of how the call ended.
+            if not attempts_left or error.code() is not grpc.StatusCode.INTERNAL:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _open_channel(address: str, tls: MutualTls | None, tls_name: str | None) -> grpc.aio.Channel:

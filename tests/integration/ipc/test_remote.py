@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
@@ -15,6 +15,7 @@ from tercet_proto.v1 import link_pb2 as pb
 from tercet_proto.v1 import link_pb2_grpc as pb_grpc
 from tercet_shared.config import Common
 from tercet_shared.errors import ConfigurationError, ProtocolError
+from tercet_shared.ipc import connect_remote as joining
 from tercet_shared.ipc.connect_remote import connect_remote
 from tercet_shared.ipc.errors import LinkRejectedError, LinkUnavailableError
 from tercet_shared.ipc.link import CloseKind, CloseReason, FrameLink, Stream
@@ -309,6 +310,33 @@ async def test_what_takes_no_workers_is_no_core() -> None:
     with pytest.raises(ProtocolError, match="takes no workers"):
         await connect_remote(f"127.0.0.1:{port}", b"")
     await server.stop(None)
+
+
+class Interrupted:
+    """A stub whose first call ends in the very moment of sending, as gRPC tells it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def Attach(self) -> Interrupted:  # noqa: N802
+        self.calls += 1
+        return self
+
+    async def write(self, message: pb.LinkMessage) -> None:
+        if self.calls == 1:
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
+            )
+
+    async def read(self) -> pb.LinkMessage:
+        return pb.LinkMessage(reject="not you")
+
+
+async def test_a_hello_that_meets_the_end_of_its_call_is_said_again() -> None:
+    stub = Interrupted()
+    _, answer = await joining._say_hello(cast("Any", stub), pb.LinkMessage())
+    assert answer == pb.LinkMessage(reject="not you")
+    assert stub.calls == 2
 
 
 class Scripted(pb_grpc.WorkerLinkServicer):
