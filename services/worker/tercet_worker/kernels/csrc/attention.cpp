@@ -18,6 +18,8 @@ constexpr double kSerialWork = 200'000;
 // A task over 1 / (threads * kTasksPerThread) of a step is cut along the context, if that has more keys than kMinSplitContext.
 constexpr int kTasksPerThread = 4;
 constexpr std::int32_t kMinSplitContext = 1024;
+// Tasks of several splits, so that these come to so many per thread: a task begins with keys that nobody has fetched ahead.
+constexpr std::int32_t kPiecesPerThread = 8;
 
 constexpr std::int32_t ceil_div(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
 
@@ -210,14 +212,18 @@ void Attention::cut(const TercetAttentionStep& step) {
     if (partials_.size() < partial_values) partials_.resize(partial_values);
     std::vector<Task> whole;
     whole.swap(tasks_);
+    std::int32_t splits = 0;
+    for (const Task& merge : merges_) splits += merge.split_end;
+    const std::int32_t each = std::max(1, splits / (threads_ * kPiecesPerThread));
     float* partials = partials_.data();
     for (Task& merge : merges_) {
         merge.partials = partials;
         partials += static_cast<std::ptrdiff_t>(merge.split_end) * merge.tokens * g.group_heads * (kPartialHeader + g.head_size);
-        for (std::int32_t s = 0; s < merge.split_end; ++s) {
+        const std::int32_t pieces = ceil_div(merge.split_end, each);
+        for (std::int32_t i = 0; i < pieces; ++i) {
             Task piece = merge;
-            piece.split_begin = s;
-            piece.split_end = s + 1;
+            piece.split_begin = merge.split_end * i / pieces;
+            piece.split_end = merge.split_end * (i + 1) / pieces;
             tasks_.push_back(piece);
         }
     }
@@ -246,8 +252,9 @@ void Attention::write(const LayerCall& call, std::int32_t begin, std::int32_t en
     kernels_->write(geometry_, call, slot_mapping_.data(), begin, end);
 }
 
-void Attention::run_task(const LayerCall& call, std::int32_t task, std::int32_t thread) const {
-    kernels_->run(geometry_, call, tasks_[static_cast<std::size_t>(task)], scratch_[static_cast<std::size_t>(thread)]);
+void Attention::run_task(const LayerCall& call, std::int32_t task, std::int32_t next, std::int32_t thread) const {
+    kernels_->run(geometry_, call, tasks_[static_cast<std::size_t>(task)],
+                  next < tasks() ? &tasks_[static_cast<std::size_t>(next)] : nullptr, scratch_[static_cast<std::size_t>(thread)]);
 }
 
 void Attention::run_merge(const LayerCall& call, std::int32_t merge, std::int32_t thread) const {
@@ -264,7 +271,7 @@ void Attention::pad(const LayerCall& call) const {
 
 void Attention::run_serial(const LayerCall& call) {
     write(call, 0, tokens_);
-    for (std::int32_t i = 0; i < tasks(); ++i) run_task(call, i, 0);
+    for (std::int32_t i = 0; i < tasks(); ++i) run_task(call, i, i + 1, 0);
     for (std::int32_t i = 0; i < merges(); ++i) run_merge(call, i, 0);
 }
 
@@ -277,7 +284,7 @@ void Attention::run_parallel(const LayerCall& call) {
         write(call, static_cast<std::int32_t>(tokens_ * me / team), static_cast<std::int32_t>(tokens_ * (me + 1) / team));
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
-        for (std::int32_t i = 0; i < tasks(); ++i) run_task(call, i, me);
+        for (std::int32_t i = 0; i < tasks(); ++i) run_task(call, i, tasks(), me);
         if (merges() > 0) {
 #pragma omp for schedule(dynamic, 1)
             for (std::int32_t i = 0; i < merges(); ++i) run_merge(call, i, me);

@@ -85,7 +85,8 @@ class Attention {
     bool ready(std::int32_t layers, std::int32_t tokens) const;
     void complete(std::int32_t layer, LayerCall& call) const;
     void write(const LayerCall& call, std::int32_t begin, std::int32_t end) const;
-    void run_task(const LayerCall& call, std::int32_t task, std::int32_t thread) const;
+    // `next`: what the thread probably runs after it; not below tasks() where that is nothing.
+    void run_task(const LayerCall& call, std::int32_t task, std::int32_t next, std::int32_t thread) const;
     void run_merge(const LayerCall& call, std::int32_t merge, std::int32_t thread) const;
     void pad(const LayerCall& call) const;
     std::int32_t tasks() const { return static_cast<std::int32_t>(tasks_.size()); }

@@ -202,7 +202,7 @@ TERCET_INLINE void attend_tile(const Geometry& g, const KeyTiles& tiles, int sta
     }
 }
 
-static void run_amx(const Geometry& g, const LayerCall& call, const Task& task, const Scratch& scratch) {
+static void run_amx(const Geometry& g, const LayerCall& call, const Task& task, const Task*, const Scratch& scratch) {
     const int head_size = g.head_size;
     const int rows = task.tokens * g.group_heads;
     const int height = smaller(rows, kTileHeight);

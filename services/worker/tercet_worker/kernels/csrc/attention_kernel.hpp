@@ -13,6 +13,25 @@ TERCET_INLINE std::int64_t tile_offset(const Geometry& g, std::int32_t block, in
     return block * g.block_bytes + kv_head * 2 * g.half_bytes + (offset / kTileKeys) * g.tile_bytes;
 }
 
+// The first key that a task's first query sees, and the group of keys that a task begins with.
+TERCET_INLINE int first_seen(const LayerCall& call, const Task& task) {
+    return call.window > 0 ? larger(task.position - call.window + 1, 0) : 0;
+}
+TERCET_INLINE int first_group(const Task& task, int first_key) {
+    return larger(task.split_begin * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
+}
+
+// Finds the K tiles of keys [start, start + 64), of which [first, context) exist.
+TERCET_INLINE void locate_keys(const Geometry& g, const LayerCall& call, const Task& task, int start, int first,
+                               const char* (&tiles)[kGroupTiles]) {
+    const int tile_first = larger(first - start, 0) / kTileKeys;
+    const int tile_last = (smaller(task.context - start, kGroupKeys) - 1) / kTileKeys;
+    for (int t = 0; t < kGroupTiles; ++t) {
+        const int key = start + kTileKeys * smaller(larger(t, tile_first), tile_last);
+        tiles[t] = call.kv + tile_offset(g, task.blocks[key / g.block_size], task.kv_head, key % g.block_size);
+    }
+}
+
 // Finds the lines of keys [start, start + 64), of which [first, context) exist. A V step that pairs an existing key with one that
 // does not is copied with the other's half zeroed: what lies there may be anything, and 0 * NaN is NaN.
 template <class C>
@@ -20,15 +39,10 @@ TERCET_INLINE void locate(const Geometry& g, const LayerCall& call, const Task& 
                           KeyGroup<C>& group) {
     constexpr int kTileSteps = kTileKeys / C::kStepKeys;
     const int step_bytes = 4 * g.head_size;
-    const int tile_first = larger(first - start, 0) / kTileKeys;
-    const int tile_last = (smaller(task.context - start, kGroupKeys) - 1) / kTileKeys;
     group.start = start;
+    locate_keys(g, call, task, start, first, group.k);
     for (int t = 0; t < kGroupTiles; ++t) {
-        const int key = start + kTileKeys * smaller(larger(t, tile_first), tile_last);
-        const std::int32_t id = task.blocks[key / g.block_size];
-        const char* tile = call.kv + tile_offset(g, id, task.kv_head, key % g.block_size);
-        group.k[t] = tile;
-        const char* values = tile + g.half_bytes;
+        const char* values = group.k[t] + g.half_bytes;
         for (int step = 0; step < kTileSteps; ++step) group.v[t * kTileSteps + step] = values + step * step_bytes;
     }
     if constexpr (C::kStepKeys == 2) {
@@ -137,7 +151,7 @@ TERCET_INLINE void end_split(const Geometry& g, const Task& task, const Scratch&
 }
 
 template <class C>
-static void run(const Geometry& g, const LayerCall& call, const Task& task, const Scratch& scratch) {
+static void run(const Geometry& g, const LayerCall& call, const Task& task, const Task* next, const Scratch& scratch) {
     const int head_size = g.head_size;
     const int steps = head_size / C::kStepKeys;
     const int rows = task.tokens * g.group_heads;
@@ -164,7 +178,12 @@ static void run(const Geometry& g, const LayerCall& call, const Task& task, cons
     KeyGroup<C> groups[2];  // one that is read, and the one behind it
     groups[0].next = groups[1].next = nullptr;
     int current = 0;
-    const int first_start = larger(task.split_begin * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
+    const int first_start = first_group(task, first_key);
+    const char* following[kGroupTiles];
+    if (next != nullptr) {
+        const int key = first_seen(call, *next);
+        locate_keys(g, call, *next, first_group(*next, key), key, following);
+    }
     const int task_end = smaller(task.split_end * kSplitKeys, last_key + 1);
     if (first_start < task_end) locate<C>(g, call, task, first_start, first_key, scratch.edge, groups[0]);
     for (int split = task.split_begin; split < task.split_end; ++split) {
@@ -176,7 +195,7 @@ static void run(const Geometry& g, const LayerCall& call, const Task& task, cons
             current ^= 1;
             const bool more = start + kGroupKeys < task_end;
             if (more) locate<C>(g, call, task, start + kGroupKeys, first_key, scratch.edge, groups[current]);
-            if (count == 1) group.next = more ? groups[current].k : group.k;
+            if (count == 1) group.next = more ? groups[current].k : next != nullptr ? following : group.k;
             for (int b = 0; b < count; ++b) {
                 const RowBlock& block = blocks[b];
                 if (block.max_key < start || block.min_key >= start + kGroupKeys) continue;

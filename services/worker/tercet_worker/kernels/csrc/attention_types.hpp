@@ -90,8 +90,8 @@ struct Scratch {
 struct AttentionKernels {
     // Writes K and V of tokens [begin, end) to the cache; slots[t] is block * B + offset, or -1: not written.
     void (*write)(const Geometry&, const LayerCall&, const std::int64_t* slots, std::int32_t begin, std::int32_t end);
-    // Attends for one task.
-    void (*run)(const Geometry&, const LayerCall&, const Task&, const Scratch&);
+    // Attends for one task. `next`: what this thread probably does afterwards, whose first keys are fetched towards the end; or null.
+    void (*run)(const Geometry&, const LayerCall&, const Task&, const Task* next, const Scratch&);
     // Merges splits [0, task.split_end) of a split task and writes out.
     void (*merge)(const Geometry&, const LayerCall&, const Task&, const Scratch&);
     // Query rows of a task, about: with one key group they fit the first-level cache at D = 64.

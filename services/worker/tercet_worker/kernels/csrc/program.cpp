@@ -402,7 +402,7 @@ void Program::run_attention(const Part& part, const TercetOp& op, Stages::Walk& 
             for (std::int32_t i = unit * each; i < std::min(count, (unit + 1) * each); ++i) work(i);
         });
     };
-    in_order(part.tasks, [&](std::int32_t task) { attention.run_task(call, task, walk.thread); });
+    in_order(part.tasks, [&](std::int32_t task) { attention.run_task(call, task, task + team_.size(), walk.thread); });
     if (part.merges > 0) in_order(part.merges, [&](std::int32_t merge) { attention.run_merge(call, merge, walk.thread); });
 }
 
