@@ -59,6 +59,7 @@ class ModelRunner:
         build: makes the batch of an applied plan; by default as `InputBatch.build` does.
         transfer: sends what a step yields to the host while the device goes on; None where it is there already.
         best: from hidden states ``[R, H]`` what `Scan` finds in their logits, cheaper than by them.
+        reach: told the highest KV block that a step was given, after the step.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class ModelRunner:
         build: Callable[[StepPlan, SlotState], InputBatch] | None = None,
         transfer: Transfer | None = None,
         best: Scan | None = None,
+        reach: Callable[[int], None] | None = None,
     ) -> None:
         self.limits = limits
         self._model = model
@@ -88,6 +90,7 @@ class ModelRunner:
         self._build = build or partial(InputBatch.build, block_size=limits.block_size)
         self._transfer = transfer
         self._best = best
+        self._reach = reach
 
     @property
     def overlaps(self) -> bool:
@@ -112,8 +115,14 @@ class ModelRunner:
             InternalError: attention refused the batch. The rows count as not computed.
             GroupBrokenError: another rank is gone.
         """
-        if self._decode is not None and (done := self._decode_step(self._decode, plan)) is not None:
-            return done
+        step = self._decode_step(self._decode, plan) if self._decode is not None else None
+        if step is None:
+            step = self._mixed_step(plan, grammar)
+        if self._reach is not None and len(plan.block_ids):
+            self._reach(int(plan.block_ids.max()))
+        return step
+
+    def _mixed_step(self, plan: StepPlan, grammar: GrammarSource | None) -> PendingStep:
         state = self._state
         check_plan(plan, state, self.limits)
         if len(plan.gated) and grammar is None and self._samples:

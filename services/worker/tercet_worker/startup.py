@@ -128,6 +128,7 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
         build=parts.build,
         transfer=parts.transfer,
         best=parts.best,
+        reach=parts.reach,
     )
     # The last that can take long, or fail, is done: who is gone is missed here, not by a core that waits for all.
     communicator.minimum((0,))

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tercet_shared.errors import ConfigurationError
+from tercet_shared.errors import ConfigurationError, InternalError
 from tercet_worker.attention import checks
 from tercet_worker.attention.interface import AttentionBatch, AttentionPlanError, AttentionSpec, KvStorage
+from tercet_worker.attention.pages import PagesAhead
 from tercet_worker.kernels.arena import Arena
 from tercet_worker.kernels.attention_abi import AttentionConfig, AttentionProblem, AttentionStep, Problem
 
@@ -80,6 +81,12 @@ class CpuAttention:
     def handle(self) -> int | None:
         """The kernels' object, for a program that attends by itself; None before ``allocate_kv``."""
         return self._handle
+
+    def pages_ahead(self) -> PagesAhead:
+        """Returns what takes the pages of the cache a little before they are used. Its cache is allocated."""
+        if self._storage is None:
+            raise InternalError("there is no KV cache yet")
+        return PagesAhead(self._storage)
 
     def bytes_per_block(self, num_layers: int) -> int:
         """Returns the bytes of one block in all layers; the layout adds no padding."""

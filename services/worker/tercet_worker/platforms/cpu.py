@@ -152,7 +152,10 @@ class CpuPlatform:
         report: Report,  # noqa: ARG002  # nothing here takes long
     ) -> StepParts:
         """See ``Platform``."""
+        if not isinstance(model, CompiledModel) or not isinstance(attention, CpuAttention):
+            return StepParts()
+        pages = attention.pages_ahead()
         # Ranks that compute together have steps of more than one call.
-        if self._alone and isinstance(model, CompiledModel) and isinstance(attention, CpuAttention):
-            return StepParts(decode=DecodeSteps(model, attention, state, limits), best=model.best)
-        return StepParts()
+        if not self._alone:
+            return StepParts(reach=pages.reach)
+        return StepParts(decode=DecodeSteps(model, attention, state, limits), best=model.best, reach=pages.reach)

@@ -51,6 +51,7 @@ class StepParts:
     build: Callable[[StepPlan, SlotState], InputBatch] | None = None
     transfer: Transfer | None = None
     best: Scan | None = None
+    reach: Callable[[int], None] | None = None
 
 
 class Platform(Protocol):
