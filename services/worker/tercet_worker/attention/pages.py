@@ -45,8 +45,9 @@ class PagesAhead:
         layer_bytes = storage.nbytes // storage.num_layers
         work = _Work(storage, layer_bytes, layer_bytes // storage.num_blocks)
         self._thread = threading.Thread(target=work.run, args=(self._wanted,), name="kv-pages", daemon=True)
-        self._release = weakref.finalize(self, self._wanted.put, None)
         self._thread.start()
+        # Also before the interpreter ends: it would end a thread that it meets then wherever that is.
+        self._release = weakref.finalize(self, _end, self._wanted, self._thread)
         self.reach(0)
 
     def reach(self, block: int) -> None:
@@ -58,7 +59,12 @@ class PagesAhead:
     def close(self) -> None:
         """Returns when the thread has done what it was told, and has ended."""
         self._release()
-        self._thread.join()
+
+
+def _end(wanted: queue.SimpleQueue[int | None], thread: threading.Thread) -> None:
+    wanted.put(None)
+    if thread is not threading.current_thread():  # whose turn it may be to collect garbage
+        thread.join()
 
 
 @dataclass(frozen=True, slots=True)
