@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
@@ -14,6 +13,7 @@ from tercet_core.streams.encoding import rejected, request_from
 from tercet_core.streams.outbox import Outbox
 from tercet_proto.v1 import engine_pb2 as pb
 from tercet_shared.errors import OverloadedError, RequestError, TercetError, UnavailableError
+from tercet_shared.silence import until_silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -175,17 +175,8 @@ class FrontEndConnection:
             self._take(frame)
 
     async def _watch(self) -> None:
-        """Raises `TimeoutError` after silence.
-
-        It counts intervals instead of looking at the clock: after a pause of this process itself, what front ends sent
-        meanwhile is read before the next interval ends.
-        """
-        allowed = max(math.ceil(self._timeout / self._interval), 1)
-        silent, seen = 0, self._frames
-        while silent < allowed:
-            await asyncio.sleep(self._timeout / allowed)
-            silent = silent + 1 if self._frames == seen else 0
-            seen = self._frames
+        """Raises `TimeoutError` after silence."""
+        await until_silent(lambda: self._frames, timeout_s=self._timeout, interval_s=self._interval)
         raise TimeoutError
 
     def _take(self, frame: pb.ClientFrame) -> None:

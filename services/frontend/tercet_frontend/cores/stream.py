@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +33,7 @@ from tercet_frontend.cores.submission import submit_message
 from tercet_frontend.cores.table import GenerationTable
 from tercet_proto.v1 import engine_pb2, engine_pb2_grpc
 from tercet_shared.errors import InvalidRequestError, LinkError, ProtocolError, UnavailableError
+from tercet_shared.silence import until_silent
 
 if TYPE_CHECKING:
     from tercet_frontend.cores.generation import Placement
@@ -349,18 +349,11 @@ class CoreStream:
         )
 
     async def _watch(self) -> None:
-        """Raises `LinkError` after silence.
-
-        It counts intervals instead of looking at the clock: after a pause of this process itself, what the core sent
-        meanwhile is read before the next interval ends.
-        """
+        """Raises `LinkError` after silence."""
         options = self._options
-        allowed = max(math.ceil(options.heartbeat_timeout / options.heartbeat_interval), 1)
-        silent, seen = 0, self._frames
-        while silent < allowed:
-            await asyncio.sleep(options.heartbeat_timeout / allowed)
-            silent = silent + 1 if self._frames == seen else 0
-            seen = self._frames
+        await until_silent(
+            lambda: self._frames, timeout_s=options.heartbeat_timeout, interval_s=options.heartbeat_interval
+        )
         raise _SilentError(f"The core at {self.address} has been silent for {options.heartbeat_timeout:g} s.")
 
     def _frame_limit(self) -> int:
