@@ -372,7 +372,7 @@ class ReferenceScheduler:
     def _match(self, request: RefRequest) -> list[Block]:
         size = self.limits.block_size
         matched: list[Block] = []
-        for i in range((request.known - 1) // size):
+        for i in range(request.known // size):
             block = self.pool.holders.get((request.root, tuple(request.tokens[: (i + 1) * size])))
             if block is None:
                 break
@@ -388,7 +388,7 @@ class ReferenceScheduler:
             self.served[request.tenant] += request.prompt_len
         for block in matched:
             self.pool.share(block)
-        computed = len(matched) * self.limits.block_size
+        computed = min(len(matched) * self.limits.block_size, request.known - 1)
         tokens = min(request.known - computed, left, self.limits.long_prefill_limit or left)
         request.blocks = matched + self.pool.take(self._blocks(computed + tokens) - len(matched))
         request.matched = request.hashed = len(matched)

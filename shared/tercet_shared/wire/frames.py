@@ -45,7 +45,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "?": np.dtype("?"),
 }
 _NEW_COLUMNS = (
-    ("slots", "i"), ("epochs", "i"), ("prompt_lens", "i"), ("token_offsets", "i"), ("token_ids", "i"),
+    ("slots", "i"), ("epochs", "i"), ("prompt_lens", "i"), ("token_offsets", "i"), ("token_ids", "i"), ("cached", "i"),
     ("temperature", "f"), ("top_k", "i"), ("top_p", "f"), ("min_p", "f"), ("seed", "u"), ("min_len", "i"),
     ("stop_offsets", "i"), ("stop_ids", "i"), ("presence", "f"), ("frequency", "f"), ("repetition", "f"),
     ("logprobs", "i"), ("prompt_logprobs", "i"), ("pooling", "i"), ("bias_offsets", "i"), ("bias_ids", "i"),

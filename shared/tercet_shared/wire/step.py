@@ -18,7 +18,7 @@ from tercet_shared.pooling import Pooling
 if TYPE_CHECKING:
     from tercet_shared.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Slot = NewType("Slot", int)
 """A row in every per-request table of core and worker, held by one request from admission to its end."""
@@ -50,6 +50,7 @@ class NewSlots:
     prompt_lens: I32  # [N] tokens of the original prompt; what follows in token_ids is output
     token_offsets: I32  # [N + 1]
     token_ids: I32  # all known tokens of each slot
+    cached: I32  # [N] tokens whose KV is in the slot's first blocks, which may be shared: nothing is written there
     temperature: F32  # [N] 0: greedy
     top_k: I32  # [N] 0: off
     top_p: F32  # [N] 1: off
@@ -89,6 +90,7 @@ class NewSlots:
             prompt_lens=np.array([row.prompt_len for row in rows], np.int32),
             token_offsets=offsets_of([len(row.tokens) for row in rows]),
             token_ids=np.concatenate([row.tokens for row in rows]) if rows else empty_i32(),
+            cached=np.array([row.cached for row in rows], np.int32),
             temperature=np.array([p.temperature for p in params], np.float32),
             top_k=np.array([p.top_k for p in params], np.int32),
             top_p=np.array([p.top_p for p in params], np.float32),
@@ -127,6 +129,7 @@ class NewSlot:
     tokens: I32  # [known]
     params: SamplingParams
     pooling: Pooling = Pooling.NONE
+    cached: int = 0
 
 
 def offsets_of(lengths: list[int]) -> I32:

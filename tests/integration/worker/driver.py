@@ -38,6 +38,7 @@ class Request:
     params: SamplingParams
     known: int  # tokens, those in flight included
     computed: int = 0
+    cached: int = 0  # tokens in blocks that came with the request
     blocks: list[int] = field(default_factory=list)
     sent: bool = False  # whether the worker has its state
     pooling: Pooling = Pooling.NONE
@@ -75,7 +76,8 @@ class Driver:
         """Puts a request into a slot; ``shared`` are whole blocks whose tokens are in the cache already."""
         request = Request(slot, list(prompt), len(prompt), params, len(prompt), blocks=[], pooling=pooling)
         if shared:
-            request.computed = len(shared) * self.runner.limits.block_size
+            request.cached = len(shared) * self.runner.limits.block_size
+            request.computed = min(request.cached, len(prompt) - 1)
             request.blocks = list(shared)
         self.requests[slot] = request
         return request
@@ -89,7 +91,7 @@ class Driver:
     def preempt(self, request: Request) -> None:
         """Takes a request's blocks away; its next step sends its state again and computes from the start."""
         self.free_blocks += request.blocks
-        request.blocks, request.computed, request.sent = [], 0, False
+        request.blocks, request.computed, request.cached, request.sent = [], 0, 0, False
 
     def submit(
         self,
@@ -119,7 +121,8 @@ class Driver:
             more.append(request.blocks[held:])
             if not request.sent:
                 tokens = np.array(request.tokens, np.int32)
-                new.append(NewSlot(Slot(request.slot), 1, request.prompt_len, tokens, request.params, request.pooling))
+                params, pooling = request.params, request.pooling
+                new.append(NewSlot(Slot(request.slot), 1, request.prompt_len, tokens, params, pooling, request.cached))
         self._step += 1
         plan = StepPlan(
             step_id=self._step,

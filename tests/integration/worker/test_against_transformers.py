@@ -112,6 +112,22 @@ def test_with_shared_prefix_blocks(driver: Driver, prompts: list[list[int]], alo
     assert other.output == alone[4]
 
 
+def test_with_the_whole_prompt_in_shared_blocks(
+    driver: Driver, prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    """Only the last token is computed; its KV is not written again, and what follows goes to a block of its own."""
+    indices = [LENGTHS.index(256), LENGTHS.index(16)]
+    firsts = [driver.start(slot, prompts[index]) for slot, index in enumerate(indices)]
+    driver.run(8192, 1)
+    readers = [
+        driver.start(2 + slot, prompts[index], shared=list(first.blocks[: LENGTHS[index] // 16]))
+        for slot, (index, first) in enumerate(zip(indices, firsts, strict=True))
+    ]
+    assert [reader.need for reader in readers] == [1, 1]
+    driver.run(8192, OUTPUTS)
+    assert [request.output for request in (*firsts, *readers)] == [alone[index] for index in indices] * 2
+
+
 def test_resumed_after_preemption(driver: Driver, prompts: list[list[int]], alone: list[list[int]]) -> None:
     long, short = driver.start(0, prompts[19]), driver.start(1, prompts[10])
     driver.run(8192, 3)

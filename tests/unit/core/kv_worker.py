@@ -61,6 +61,7 @@ class WorkerSlot:
     root: int
     tokens: list[int]
     computed: int
+    cached: int  # positions below it are in shared blocks; nothing is written there
     table: list[int] = field(default_factory=list)
     broken: bool = False  # its step failed; the core has yet to learn it
 
@@ -150,10 +151,10 @@ class KvWorker:
             self.strangers.discard(slot)
             tokens = new.token_ids[new.token_offsets[i] : new.token_offsets[i + 1]].tolist()
             assert 1 <= int(new.prompt_lens[i]) <= len(tokens)
-            computed = int(plan.computed[rows[slot]])
-            assert computed % self.limits.block_size == 0
-            assert computed < len(tokens), "nothing left to compute"
-            self.slots[slot] = WorkerSlot(epoch, kv_root(roots[slot]), tokens, computed)
+            computed, cached = int(plan.computed[rows[slot]]), int(new.cached[i])
+            assert cached % self.limits.block_size == 0
+            assert computed == min(cached, len(tokens) - 1), "not all that is cached, or nothing left to compute"
+            self.slots[slot] = WorkerSlot(epoch, kv_root(roots[slot]), tokens, computed, cached)
 
     def _row(self, plan: StepPlan, i: int, *, exact: bool) -> _Row:
         slot = self.slots[int(plan.slots[i])]
@@ -177,6 +178,8 @@ class KvWorker:
         kv = self._read(row.slot, row.start - 1) if not row.slot.broken else POISON
         for position, token in enumerate(row.inputs, row.start):
             kv = POISON if row.slot.broken else kv_after(kv, token)
+            if position < row.slot.cached:
+                continue
             place = divmod(position, self.limits.block_size)
             if place[0] >= len(row.slot.table):
                 assert row.slot.broken

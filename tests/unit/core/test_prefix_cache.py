@@ -14,17 +14,36 @@ def _keys(scheduler: Scheduler) -> int:
     return scheduler.reset_prefix_cache()
 
 
-@pytest.mark.parametrize(("length", "matched"), [(4, 0), (5, 4), (8, 4), (9, 8), (12, 8)])
-def test_a_match_leaves_at_least_one_token_to_compute(length: int, matched: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "computed", "cached"), [(3, 0, 0), (4, 3, 4), (5, 4, 4), (8, 7, 8), (9, 8, 8), (12, 11, 12)]
+)
+def test_a_match_leaves_one_token_to_compute_whose_kv_is_not_written(length: int, computed: int, cached: int) -> None:
+    """The bench's worker checks that nothing is written to blocks that are shared."""
     bench = Bench(make_limits())
     bench.submit(make_request(0, PROMPT, max_tokens=2))
     bench.drain()
     client = bench.submit(make_request(1, PROMPT[:length], max_tokens=1))
     bench.plan()
     plan = bench.sent[-1].plan
-    assert (plan.computed.tolist(), plan.num_tokens.tolist()) == ([matched], [length - matched])
+    assert (plan.computed.tolist(), plan.num_tokens.tolist()) == ([computed], [length - computed])
+    assert plan.new.cached.tolist() == [cached]
+    assert len(plan.block_ids) == -(-length // 4)
     bench.drain()
-    assert client.request.cached_tokens == matched
+    assert client.request.cached_tokens == computed
+
+
+def test_many_read_the_same_whole_prompt_while_it_is_decoded_behind() -> None:
+    bench = Bench(make_limits(max_slots=4))
+    bench.submit(make_request(0, PROMPT, max_tokens=9))
+    bench.turn(1)
+    for handle in range(1, 4):
+        bench.submit(make_request(handle, PROMPT, max_tokens=9))
+    bench.plan()
+    assert bench.sent[-1].plan.computed.tolist() == [12, 11, 11, 11]
+    assert bench.sent[-1].plan.num_tokens.tolist() == [1, 1, 1, 1]
+    table = bench.scheduler.table
+    assert len({tuple(table.blocks[slot, :3].tolist()) for slot in table.order.tolist()}) == 1
+    bench.drain(2)
 
 
 def test_output_is_matched_too() -> None:
@@ -46,7 +65,7 @@ def test_a_block_gets_its_key_only_when_the_step_that_filled_it_is_applied() -> 
     assert second.computed.tolist() == [12, 0], "the other's blocks are planned, not computed"
     apply(scheduler, answer(first))
     scheduler.submit(make_request(2, PROMPT))
-    assert next_plan(scheduler).computed.tolist()[-1] == 8
+    assert next_plan(scheduler).computed.tolist()[-1] == 11
 
 
 def test_a_placeholder_is_never_hashed() -> None:
@@ -125,7 +144,7 @@ def test_a_failed_step_spares_the_prefix_that_its_rows_only_read() -> None:
     apply(scheduler, answer(next_plan(scheduler)))
     scheduler.submit(make_request(1, PROMPT))
     plan = next_plan(scheduler)
-    assert plan.computed.tolist() == [8]
+    assert plan.computed.tolist() == [11]
     apply(scheduler, failure(plan))
     assert _keys(scheduler) == 3
 
@@ -164,9 +183,9 @@ def test_a_finished_request_leaves_its_whole_landed_blocks_only() -> None:
     assert (scheduler.pool.cached, scheduler.pool.available) == (2, 32)
 
 
-@pytest.mark.parametrize(("blocks", "admitted"), [(5, False), (6, True)])
+@pytest.mark.parametrize(("blocks", "admitted"), [(4, False), (5, True)])
 def test_a_held_prefix_takes_no_room(blocks: int, admitted: bool) -> None:
-    """The second needs one block of its own; the first has two to come: for its 13th token, and one in reserve."""
+    """The second needs no block of its own; the first has two to come: for its 13th token, and one in reserve."""
     bench = Bench(make_limits(num_blocks=blocks))
     bench.submit(make_request(0, PROMPT, max_tokens=4))
     bench.turn(1)
@@ -185,6 +204,6 @@ def test_an_idle_prefix_takes_the_room_that_it_lies_in() -> None:
     first = bench.submit(make_request(1, PROMPT, max_tokens=2))
     second = bench.submit(make_request(2, [9] * 8, max_tokens=2))
     bench.plan()
-    assert first.request.cached_tokens == 8
+    assert first.request.cached_tokens == 11
     assert second.request.slot is None, "of five blocks, three are the first's, one is kept back for it, one is left"
     bench.drain(1)

@@ -148,7 +148,7 @@ def test_who_asks_about_the_prompt_does_not_read_the_cache_but_fills_it() -> Non
     asker.params = replace(asker.params, prompt_logprobs=0)
     again = make_request(1, prompt, max_tokens=1)
     again.params = asker.params
-    for request, computed, cached in ((asker, 0, 0), (again, 0, 0), (make_request(2, prompt, max_tokens=1), 8, 8)):
+    for request, computed, cached in ((asker, 0, 0), (again, 0, 0), (make_request(2, prompt, max_tokens=1), 11, 11)):
         scheduler.submit(request)
         plan = next_plan(scheduler)
         assert plan.computed.tolist() == [computed]
@@ -209,7 +209,7 @@ def test_a_prompt_as_long_as_the_context_is_pooled_in_chunks() -> None:
     assert output.ends[0].ending is Ending.STOP
 
 
-@pytest.mark.parametrize(("kind", "computed"), [(Pooling.LAST, 8), (Pooling.MEAN, 0)])
+@pytest.mark.parametrize(("kind", "computed"), [(Pooling.LAST, 11), (Pooling.MEAN, 0)])
 def test_only_the_last_state_may_be_behind_cached_blocks(kind: Pooling, computed: int) -> None:
     scheduler = Scheduler(make_limits())
     prompt = list(range(12))

@@ -75,6 +75,7 @@ def good_plan() -> StepPlan:
                         allowed_token_ids=(7, 8),
                         bad_words=((9,), (10, 11)),
                     ),
+                    cached=16,
                 )
             ]
         ),
@@ -131,6 +132,9 @@ BAD = [
     (edit("new.token_ids", 5, 100), "token id 100"),
     (edit("new.token_ids", 5, -1), "token id -1"),
     (edit("new.stop_ids", 0, 100), "stop id 100"),
+    (edit("new.cached", 0, -1), "Slot 2 of the plan has more cached tokens than tokens, or fewer than none"),
+    (edit("new.cached", 0, 19), "Slot 2 of the plan has more cached tokens than tokens"),
+    (edit("new.cached", 0, 15), "Slot 2 of the plan begins behind its cached tokens"),
     (edit("new.prompt_lens", 0, 19), "Slot 2 of the plan has a prompt longer than its tokens"),
     (edit("new.temperature", 0, np.nan), "Slot 2 of the plan has a sampling parameter out of range"),
     (edit("new.temperature", 0, -1), "sampling parameter out of range"),
@@ -212,7 +216,7 @@ def test_prompts_of_impossible_length(count: int) -> None:
 
 def test_no_room_for_the_sampled_token() -> None:
     state, plan = build_state(), good_plan()
-    plan.new = NewSlots.build([NewSlot(Slot(2), 7, 64, tokens(64), SamplingParams())])
+    plan.new = NewSlots.build([NewSlot(Slot(2), 7, 64, tokens(64), SamplingParams(), cached=48)])
     plan.num_tokens[2], plan.computed[2] = 16, 48
     plan.block_offsets, plan.block_ids = offsets_of([0, 1, 4]), np.array([3, 0, 4, 5, 6], np.int32)
     with pytest.raises(ProtocolError, match="Slot 2 of the plan has no room for a token"):

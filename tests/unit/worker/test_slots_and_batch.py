@@ -22,8 +22,8 @@ def state_of(slots: int = 8, max_model_len: int = 1024) -> SlotState:
     return SlotState(slots=slots, max_model_len=max_model_len, block_size=BLOCK, device=CPU)
 
 
-def new_slot(slot: int, tokens: list[int], epoch: int = 1) -> NewSlot:
-    return NewSlot(Slot(slot), epoch, len(tokens), np.array(tokens, np.int32), SamplingParams())
+def new_slot(slot: int, tokens: list[int], epoch: int = 1, cached: int = 0) -> NewSlot:
+    return NewSlot(Slot(slot), epoch, len(tokens), np.array(tokens, np.int32), SamplingParams(), cached=cached)
 
 
 def plan_of(
@@ -104,6 +104,31 @@ def test_a_resumed_slot_begins_with_an_empty_block_table() -> None:
     assert state.block_tables[0, :2].tolist() == [9, 6]
     assert state.tokens[0, :22].tolist() == list(range(22))
     assert state.computed[0] == 16
+
+
+def test_nothing_is_written_to_blocks_that_came_from_the_cache() -> None:
+    """Slot 0 has its whole prompt there and computes its last token, slot 1 the first block; slot 2 has nothing."""
+    state = state_of()
+    prompts = {slot: list(range(100 * slot, 100 * slot + 32)) for slot in range(3)}
+    first = plan_of(
+        [(1, 16, 16, True, [3, 7]), (0, 1, 31, True, [3, 5]), (2, 20, 0, False, [8, 9])],
+        new=[new_slot(0, prompts[0], cached=32), new_slot(1, prompts[1], cached=16), new_slot(2, prompts[2])],
+    )
+    state.apply(first)
+    batch = InputBatch.build(first, state, block_size=BLOCK, pad_to=8)
+    assert batch.slots.tolist() == [0, 1, 2]
+    assert batch.input_ids[:2].tolist() == [31, 116]
+    assert batch.positions[:2].tolist() == [31, 16]
+    assert batch.seq_lens.tolist() == [32, 32, 20]
+    wanted = [-1, *range(7 * 16, 8 * 16), *range(8 * 16, 9 * 16), *range(9 * 16, 9 * 16 + 4), -1, -1, -1]
+    assert batch.slot_mapping.tolist() == wanted
+    state.advance(first)
+    second = plan_of([(0, 1, 32, True, [6])])
+    state.apply(second)
+    assert InputBatch.build(second, state, block_size=BLOCK).slot_mapping.tolist() == [6 * 16]
+    resumed = plan_of([(0, 4, 0, False, [2])], new=[new_slot(0, prompts[0], epoch=1)])
+    state.apply(resumed)
+    assert InputBatch.build(resumed, state, block_size=BLOCK).slot_mapping.tolist() == list(range(32, 36))
 
 
 def test_blocks_are_appended_behind_those_that_are_there() -> None:

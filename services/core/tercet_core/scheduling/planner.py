@@ -229,7 +229,8 @@ class Planner:
             state.queue.discard(request)
         pool.share(matched)
         slot = request.slot if request.slot is not None else self._new_slot(request)
-        computed = len(matched) * size
+        cached = len(matched) * size
+        computed = min(cached, known - 1)  # the last token is computed in any case: the next one is drawn from it
         tokens = min(known - computed, budget, state.limits.long_prefill_limit or budget)
         taken = pool.take(blocks_of(computed + tokens, size) - len(matched))
         blocks = np.concatenate([np.array(matched, np.int32), taken])
@@ -240,7 +241,9 @@ class Planner:
         table.append(slot)
         self._count_start(request, known, computed)
         tokens_known = table.tokens[slot, :known].copy()
-        row = NewSlot(slot, int(table.epoch[slot]), request.prompt_len, tokens_known, request.params, request.pooling)
+        row = NewSlot(
+            slot, int(table.epoch[slot]), request.prompt_len, tokens_known, request.params, request.pooling, cached
+        )
         return NewRow(row, blocks, tokens, computed)
 
     def _fail_unfit(self, request: Request) -> None:
@@ -266,7 +269,7 @@ class Planner:
         return state.table.admit(request, limit)
 
     def _keys(self, request: Request, known: int) -> list[BlockKey]:
-        """Returns the keys of the blocks that may be matched: whole ones that leave at least one token to compute.
+        """Returns the keys of the blocks that may be matched: all whole ones.
 
         Stops at the first key that the pool does not know: what comes after it cannot match.
         """
@@ -276,7 +279,7 @@ class Planner:
         size = table.block_size
         keys = request.keys
         tokens = request.tokens if request.slot is None else table.tokens[request.slot, :known]
-        usable = (known - 1) // size
+        usable = known // size
         for i in range(usable):
             if i == len(keys):
                 keys.append(block_key(keys[-1] if keys else request.root, tokens[i * size : (i + 1) * size].tobytes()))

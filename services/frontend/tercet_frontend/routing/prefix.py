@@ -97,7 +97,7 @@ class Prefix:
             self._latest = (request.prompt_ids, request.cache_salt, chains)
         for fingerprint, block_size, _ in group.kinds:
             if (fingerprint, block_size) not in chains:
-                blocks = min((len(request.prompt_ids) - 1) // block_size, MOST_BLOCKS)
+                blocks = min(len(request.prompt_ids) // block_size, MOST_BLOCKS)
                 root = self._root(fingerprint, request.cache_salt)
                 chain = PromptChain(root, request.prompt_ids, block_size, blocks, self._memory)
                 chains[fingerprint, block_size] = chain
@@ -118,8 +118,10 @@ class Prefix:
             match = self.sink.match(chains[fingerprint, block_size], now)
             if not match.ends:
                 continue
-            left = np.array([prompt, *[prompt - end * block_size for end in match.ends]], np.float64)  # by count
-            found: F64 = left.take(match.counts(self.sink.width).take(self._row_numbers(columns)[group.at]))
+            left = [prompt, *[max(prompt - end * block_size, 1) for end in match.ends]]  # by count
+            found: F64 = np.array(left, np.float64).take(
+                match.counts(self.sink.width).take(self._row_numbers(columns)[group.at])
+            )
             if len(group.kinds) == 1:
                 return found
             if missing is None:

@@ -46,7 +46,7 @@ class DeviceBatches:
         self._dispatcher = dispatcher
         self._block_size = block_size
         self._cascades = cascades
-        most = room_for(max_rows, max_rows + 1, max_rows, max_rows)
+        most = room_for(max_rows, max_rows + 1, max_rows, max_rows, max_rows)
         self._staging = Staging(most, inputs.token_ids.device, streams)
 
     def __call__(self, plan: StepPlan, state: SlotState) -> InputBatch:
@@ -58,11 +58,14 @@ class DeviceBatches:
         shape = StepShape(host.num_tokens, len(host.slots), host.max_query_len, cascade=shared > 0)
         choice = self._dispatcher.choose(shape)
         inputs, padded = self._inputs, choice.tokens
-        (slots, starts, computed, ends), _ = self._staging.put((host.slots, host.starts, host.computed, host.ends))
+        (slots, starts, computed, ends, unwritten), _ = self._staging.put(
+            (host.slots, host.starts, host.computed, host.ends, host.unwritten)
+        )
         lay_out(
             slots=slots,
             starts=starts,
             computed=computed,
+            unwritten=unwritten,
             tokens=state.tokens,
             block_tables=state.block_tables,
             block_size=self._block_size,

@@ -57,6 +57,7 @@ class HostBatch:
     computed: npt.NDArray[np.int32]  # [S] tokens before it
     starts: npt.NDArray[np.int32]  # [S + 1] first token of each row
     ends: npt.NDArray[np.int32]  # [S] tokens of each request once this step is done
+    unwritten: npt.NDArray[np.int32]  # [S] tokens of this step, the first, whose KV is in the cache already
     samples: SampleRows
     sampling: npt.NDArray[np.int64]  # [R] which rows sample
 
@@ -68,9 +69,10 @@ class HostBatch:
         starts = np.zeros(len(order) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
         ends = (computed + counts).astype(np.int32)
+        unwritten = np.clip(state.cached[slots] - computed, 0, counts)
         sampling = np.flatnonzero(state.draws(plan)[order])
         samples = SampleRows(order[sampling], slots[sampling].astype(np.int64), ends[sampling])
-        return cls(order, slots.astype(np.int32), counts, computed, starts, ends, samples, sampling)
+        return cls(order, slots.astype(np.int32), counts, computed, starts, ends, unwritten, samples, sampling)
 
     @property
     def num_tokens(self) -> int:
@@ -100,7 +102,9 @@ class InputBatch:
     query_start_loc: torch.Tensor  # int32 [S + 1] first token of each row
     seq_lens: torch.Tensor  # int32 [S] tokens of each request once this step is done
     slots: torch.Tensor  # int32 [S]
-    slot_mapping: torch.Tensor  # int64 [T] block id · block size + offset where the token's KV goes; PADDING in padding
+    slot_mapping: (
+        torch.Tensor
+    )  # int64 [T] block id · block size + offset where the token's KV goes, or PADDING: nowhere
     max_query_len: int  # tokens of the longest row
     starts: npt.NDArray[np.int32]  # [S + 1] query_start_loc on the host
     samples: SampleRows
@@ -133,6 +137,9 @@ class InputBatch:
         input_ids = state.tokens.view(-1).index_select(0, owner * state.max_model_len + place)
         blocks = state.block_tables.view(-1).index_select(0, owner * state.max_blocks + place // block_size)
         slot_mapping = blocks.to(torch.int64) * block_size + place % block_size
+        if host.unwritten.any():  # these blocks may be other requests' as well
+            row, place_in_row = ragged_index(host.unwritten)
+            slot_mapping[to_device(host.starts[row] + place_in_row, device)] = PADDING
         if padded > total:
             input_ids[total:] = 0
             slot_mapping[total:] = PADDING

@@ -68,6 +68,7 @@ def _check_new(new: NewSlots, state: SlotState, limits: PlanLimits) -> None:
     known = np.diff(new.token_offsets)
     _refuse(slots, (known < 1) | (known > state.max_model_len), f"has not 1 to {state.max_model_len} tokens")
     _refuse(slots, (new.prompt_lens < 1) | (new.prompt_lens > known), "has a prompt longer than its tokens, or none")
+    _refuse(slots, (new.cached < 0) | (new.cached > known), "has more cached tokens than tokens, or fewer than none")
     _in_range(new.token_ids, limits.vocab_size, "token id")
     for offsets, ids, limit, what in (
         (new.stop_offsets, new.stop_ids, MAX_STOP_TOKEN_IDS, "stop id"),
@@ -113,13 +114,15 @@ def _check_rows(plan: StepPlan, state: SlotState, limits: PlanLimits) -> None:
     slots = plan.slots
     if not len(slots):
         return
-    occupied, known, computed, blocks, pooling = (
-        column.copy() for column in (state.occupied, state.known, state.computed, state.blocks, state.pooling)
+    occupied, known, computed, cached, blocks, pooling = (
+        column.copy()
+        for column in (state.occupied, state.known, state.computed, state.cached, state.blocks, state.pooling)
     )
     occupied[plan.freed] = False
     occupied[plan.new.slots] = True
     known[plan.new.slots] = np.diff(plan.new.token_offsets)
     computed[plan.new.slots] = UNKNOWN
+    cached[plan.new.slots] = plan.new.cached
     blocks[plan.new.slots] = 0
     pooling[plan.new.slots] = plan.new.pooling
     _refuse(slots, np.logical_not(occupied[slots]), "is scheduled and holds no request")
@@ -132,6 +135,7 @@ def _check_rows(plan: StepPlan, state: SlotState, limits: PlanLimits) -> None:
     _refuse(
         slots, (own != UNKNOWN) & (own != plan.computed), "has another number of computed tokens than the plan says"
     )
+    _refuse(slots, (own == UNKNOWN) & (plan.computed > cached[slots]), "begins behind its cached tokens")
     pools = pooling[slots] != Pooling.NONE
     _refuse(
         slots,
@@ -158,7 +162,8 @@ def _check_rows(plan: StepPlan, state: SlotState, limits: PlanLimits) -> None:
     _in_range(plan.block_ids, limits.num_blocks, "block id")
     held = blocks[slots] + np.diff(plan.block_offsets)
     _refuse(slots, held > state.max_blocks, "holds more blocks than a request can fill")
-    _refuse(slots, held.astype(np.int64) * limits.block_size < ends, "holds fewer blocks than its tokens need")
+    least = np.maximum(ends, cached[slots])
+    _refuse(slots, held.astype(np.int64) * limits.block_size < least, "holds fewer blocks than its tokens need")
 
 
 def _check_gated(plan: StepPlan, pools: _Bools) -> None:

@@ -67,6 +67,7 @@ class SlotState:
         self.epochs: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
         self.known: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # tokens in the buffer, sampled ones included
         self.computed: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # tokens whose KV is written, or UNKNOWN
+        self.cached: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # leading tokens whose KV came with the blocks
         self.blocks: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # entries of the block table
         self.prompt_lens: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
         self.asks: npt.NDArray[np.int8] = np.zeros(slots, np.int8)  # LOGPROBS | PROMPT_LOGPROBS | POOLING
@@ -130,6 +131,7 @@ class SlotState:
         self.epochs[new.slots] = new.epochs
         self.known[new.slots] = counts
         self.computed[new.slots] = UNKNOWN
+        self.cached[new.slots] = new.cached
         self.blocks[new.slots] = 0
         self.prompt_lens[new.slots] = new.prompt_lens
         self.logprobs[new.slots] = new.logprobs

@@ -194,11 +194,11 @@ def test_the_core_with_the_longest_cached_prefix_is_chosen() -> None:
     assert (placement.core_id, placement.tokens) == ("b", 320 - 12 * 16)
 
 
-def test_a_prompt_that_is_cached_whole_has_its_last_block_computed() -> None:
+def test_a_prompt_that_is_cached_whole_has_its_last_token_computed() -> None:
     fleet = prefix(names=["a"])
     ids = prompt(1)
     fleet.router.blocks("a", "first", snapshot(keys(ids), first=1))
-    assert fleet.place(ids).tokens == 16
+    assert fleet.place(ids).tokens == 1
     assert fleet.place(ids[:319]).tokens == 319 - 19 * 16
     assert fleet.place(ids[:1]).tokens == 1
 
@@ -243,7 +243,7 @@ def test_salts_and_models_keep_prefixes_apart() -> None:
     fleet = prefix(names=["a", "b"])
     ids = prompt(1)
     fleet.router.blocks("a", "first", snapshot(keys(ids, salt="theirs"), first=1))
-    assert fleet.place(ids, cache_salt="theirs").tokens == 16
+    assert fleet.place(ids, cache_salt="theirs").tokens == 1
     for salt in ("", "others"):
         assert fleet.place(ids, cache_salt=salt).tokens == 320
 
@@ -294,7 +294,7 @@ def test_a_gap_in_the_events_makes_a_core_look_empty_until_its_snapshot() -> Non
     fleet = prefix(names=["a"])
     ids = prompt(1)
     fleet.router.blocks("a", "first", BlockBatch(1, [True] * 20, keys(ids)))
-    assert fleet.place(ids).tokens == 16
+    assert fleet.place(ids).tokens == 1
     fleet.router.blocks("a", "first", BlockBatch(25, [False], keys(ids)[:1]))
     assert fleet.place(ids).tokens == 320
     fleet.router.blocks("a", "first", snapshot(keys(ids)[:10], first=25))
@@ -322,7 +322,7 @@ def test_the_choices_of_one_request_hash_its_prompt_once(monkeypatch: pytest.Mon
     ids = prompt(1, tokens=160)
     for _ in range(4):
         fleet.place(ids)
-    assert hashed == 9
+    assert hashed == 10
 
 
 def test_a_fleet_of_two_models_is_compared_by_each_ones_fingerprint() -> None:
@@ -334,4 +334,4 @@ def test_a_fleet_of_two_models_is_compared_by_each_ones_fingerprint() -> None:
         router.blocks(name, "1", snapshot(keys(ids), first=1))
     placement = router.place(request(ids), "m")
     assert placement is not None
-    assert (placement.core_id, placement.tokens) == ("a", 16)
+    assert (placement.core_id, placement.tokens) == ("a", 1)

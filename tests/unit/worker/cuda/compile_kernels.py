@@ -82,8 +82,8 @@ def launches(arch: int) -> Iterator[Launch]:
     for size in (512, 511):  # a row that begins at 16 bytes, and one that does not
         tokens = torch.zeros((8, size), dtype=torch.int32)
         yield lambda tokens=tokens: lay_out(
-            slots=i32[:4], starts=i32[:5], computed=i32[:4], tokens=tokens, block_tables=table, block_size=16,
-            longest=7, padded=32, total=20, token_ids=i32, positions=i64, slot_mapping=i64,
+            slots=i32[:4], starts=i32[:5], computed=i32[:4], unwritten=i32[:4], tokens=tokens, block_tables=table,
+            block_size=16, longest=7, padded=32, total=20, token_ids=i32, positions=i64, slot_mapping=i64,
         )  # fmt: skip
         for slots in (i32, i64):
             yield lambda tokens=tokens, slots=slots: hand_over(tokens, slots[:3], i32[:3], i64[:3])

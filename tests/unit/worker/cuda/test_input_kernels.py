@@ -25,17 +25,19 @@ def i32(*values: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("counts", "computed", "pad"),
+    ("counts", "computed", "unwritten", "pad"),
     [
-        ([1], [0], 0),
-        ([1, 1], [540, 129], 6),
-        ([1, 1, 298], [540, 129, 0], 4),
-        ([1, 257, 256, 255], [1023, 0, 17, 500], 31),
-        ([700], [16], 300),
-        ([1] * 40, list(range(40)), 24),
+        ([1], [0], [0], 0),
+        ([1, 1], [540, 127], [0, 1], 6),
+        ([1, 1, 298], [540, 129, 0], [0, 0, 0], 4),
+        ([1, 257, 256, 255], [1023, 0, 17, 500], [1, 0, 256, 2], 31),
+        ([700], [16], [0], 300),
+        ([1] * 40, list(range(40)), [0, 1] * 20, 24),
     ],
 )
-def test_every_token_gets_its_id_position_and_place(counts: list[int], computed: list[int], pad: int) -> None:
+def test_every_token_gets_its_id_position_and_place(
+    counts: list[int], computed: list[int], unwritten: list[int], pad: int
+) -> None:
     rng = np.random.default_rng(len(counts) + pad)
     slots = rng.permutation(64)[: len(counts)].astype(np.int32)
     tokens = torch.from_numpy(rng.integers(0, 50_000, (64, 2048), dtype=np.int32))
@@ -49,6 +51,7 @@ def test_every_token_gets_its_id_position_and_place(counts: list[int], computed:
         slots=torch.from_numpy(slots),
         starts=torch.from_numpy(starts),
         computed=i32(*computed),
+        unwritten=i32(*unwritten),
         tokens=tokens,
         block_tables=tables,
         block_size=BLOCK,
@@ -64,7 +67,8 @@ def test_every_token_gets_its_id_position_and_place(counts: list[int], computed:
     assert ids[:total].tolist() == tokens[slots[row], position].tolist()
     assert positions[:total].tolist() == position.tolist()
     page = tables[slots[row], position // BLOCK].numpy().astype(np.int64)
-    assert places[:total].tolist() == (page * BLOCK + position % BLOCK).tolist()
+    written = place >= np.array(unwritten)[row]
+    assert places[:total].tolist() == np.where(written, page * BLOCK + position % BLOCK, -1).tolist()
     assert ids[total:padded].tolist() == positions[total:padded].tolist() == [0] * pad
     assert places[total:padded].tolist() == [-1] * pad
     assert {*ids[padded:].tolist(), *positions[padded:].tolist(), *places[padded:].tolist()} == {-7}

@@ -24,8 +24,8 @@ _PAGES = 256
 
 @triton.jit(do_not_specialize=["rows", "padded"])
 def _lay_out(
-    slots, starts, computed, buffer, tables, ids, positions, places, buffer_stride, table_stride, rows, padded,
-    block: tl.constexpr, padding: tl.constexpr, size: tl.constexpr,
+    slots, starts, computed, unwritten, buffer, tables, ids, positions, places, buffer_stride, table_stride, rows,
+    padded, block: tl.constexpr, padding: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     real = row < rows  # behind them all is the padding
@@ -41,7 +41,8 @@ def _lay_out(
     page = tl.load(tables + slot * table_stride + position // block, mask=wanted, other=0).to(tl.int64)
     tl.store(ids + token, token_id, mask=here)
     tl.store(positions + token, tl.where(real, position, 0).to(tl.int64), mask=here)
-    tl.store(places + token, tl.where(real, page * block + position % block, padding), mask=here)
+    written = real & (token - begin >= tl.load(unwritten + mine))
+    tl.store(places + token, tl.where(written, page * block + position % block, padding), mask=here)
 
 
 def lay_out(
@@ -49,6 +50,7 @@ def lay_out(
     slots: torch.Tensor,
     starts: torch.Tensor,
     computed: torch.Tensor,
+    unwritten: torch.Tensor,
     tokens: torch.Tensor,
     block_tables: torch.Tensor,
     block_size: int,
@@ -65,6 +67,7 @@ def lay_out(
         slots: int32 ``[S]``.
         starts: int32 ``[S + 1]``, first token of each row.
         computed: int32 ``[S]``, tokens of the request before this step.
+        unwritten: int32 ``[S]``, tokens of this step, the row's first, whose KV the cache has already.
         tokens: int32 ``[slots, L]``, what every slot knows; the step before has written what it drew.
         block_tables: int32 ``[slots, M]``.
         block_size: tokens per block.
@@ -73,12 +76,12 @@ def lay_out(
         total: tokens without padding.
         token_ids: int32, at least ``[T]``; written, 0 in padding.
         positions: int64, likewise.
-        slot_mapping: int64, likewise; PADDING in padding.
+        slot_mapping: int64, likewise; PADDING in padding and where nothing is to be written.
     """
     rows = slots.shape[0]
     longest = max(longest, padded - total, 1)
     _lay_out[(rows + 1, triton.cdiv(longest, _TOKENS))](
-        slots, starts, computed, tokens, block_tables, token_ids, positions, slot_mapping,
+        slots, starts, computed, unwritten, tokens, block_tables, token_ids, positions, slot_mapping,
         tokens.stride(0), block_tables.stride(0), rows, padded,
         block=block_size, padding=PADDING, size=_TOKENS,
     )  # fmt: skip
