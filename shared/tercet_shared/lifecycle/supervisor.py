@@ -40,7 +40,7 @@ MARGIN_S: Final = 1.0
 """Seconds after the grace of the services at which what still runs is killed."""
 
 _TURNS: Final = (0.5, 0.75, 1.0)  # share of the margin after which the next child is asked, whatever this one does
-_CAUSE_S: Final = 0.5  # seconds in which a child that reported a fatal error may end before its peers are judged
+_CAUSE_S: Final = 0.5  # seconds in which a child that reported a fatal error, or one that it is about, may end
 _REAP_S: Final = 0.5  # seconds that the kernel is given to end what was killed
 
 EXIT_OK: Final = 0
@@ -217,9 +217,19 @@ class Supervisor:
                 await asyncio.wait_for(first.exited.wait(), _CAUSE_S)
         for child in reversed(self._children):
             child.look()
+        if first.fatal is not None and first.is_ready.is_set() and len(self._failures) == 1:
+            await self._next_end()  # what it says may be about one whose end is not seen yet
         cause = next((child for child in self._failures if child.fatal is None), first)
         spent = self._restarts[cause.name].spent if cause.name in self._restarts else ""
         return f"{cause.fatal or cause.describe_end()} {spent}".rstrip()
+
+    async def _next_end(self) -> None:
+        """Waits a moment for the end of any child that is still there."""
+        ends = [asyncio.create_task(child.exited.wait()) for child in self._children if child.alive]
+        if ends:
+            await asyncio.wait(ends, timeout=_CAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
 
     async def _stop_all(self) -> None:
         self._stopping = True

@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--orphan", action="store_true", help="start a process that outlives this one, and note it")
     parser.add_argument("--socket", type=Path, help="leave a file here, as a socket would be")
     parser.add_argument("--holds", type=Path, help="keep this FIFO open for writing, as one keeps a link")
+    parser.add_argument("--follows", type=Path, help="let go of what is held at SIGUSR1; die when nobody holds this FIFO")
     parser.add_argument("--loses", type=Path, help="report a fatal error when nobody holds this FIFO any more")
     options = parser.parse_args()
 
@@ -65,6 +66,13 @@ def main() -> None:
 
     def report(**event: object) -> None:
         os.write(options.report_fd, json.dumps(event).encode() + b"\n")
+
+    def follow(other: Path) -> None:
+        with other.open("rb") as followed:
+            signal.sigwait({signal.SIGUSR1})
+            os.close(held[0])
+            followed.read()
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def lose(link: Path) -> None:
         with link.open("rb") as held:
@@ -85,7 +93,8 @@ def main() -> None:
 
     # Waited for below, by all threads alike: a handler does not run if its signal comes while the interpreter is about
     # to block.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    held: list[int] = []
     note(f"start {options.name} {os.getpid()}")
     if options.socket:
         options.socket.touch()
@@ -96,8 +105,10 @@ def main() -> None:
     if options.outlives:
         ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG: none
         threading.Thread(target=outlive, args=(options.outlives,), daemon=True).start()
+    if options.follows:
+        threading.Thread(target=follow, args=(options.follows,), daemon=True).start()
     if options.holds:
-        os.open(options.holds, os.O_WRONLY)
+        held.append(os.open(options.holds, os.O_WRONLY))
     if options.loses:
         threading.Thread(target=lose, args=(options.loses,), daemon=True).start()
     if options.asks:

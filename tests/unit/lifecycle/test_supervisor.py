@@ -81,6 +81,22 @@ async def test_the_one_that_died_counts_not_the_one_that_complains(stage: Make, 
     assert outcome.message.startswith("The worker was killed by SIGKILL")
 
 
+async def test_one_that_dies_after_somebody_has_complained_of_it_counts_all_the_same(
+    stage: Make, tmp_path: Path
+) -> None:
+    # The worker's link is gone before the worker is, as where it takes long to die; here it dies after the core.
+    link, core = tmp_path / "link", tmp_path / "core"
+    for fifo in (link, core):
+        os.mkfifo(fifo)
+    s = stage({"core": f"--loses {link} --holds {core}", "worker": f"--holds {link} --follows {core}"})
+    run = asyncio.create_task(s.run())
+    await s.screen.shows("Tercet listens")
+    os.kill(s.pids()["worker"], signal.SIGUSR1)
+    outcome = await run
+    assert outcome.message is not None
+    assert outcome.message.startswith("The worker was killed by SIGKILL")
+
+
 async def test_a_stubborn_service_is_killed_when_the_grace_is_over(stage: Make) -> None:
     s = stage({"core": "--stubborn"}, grace_s=0.2, margin_s=0.2)
     run = asyncio.create_task(s.run())
