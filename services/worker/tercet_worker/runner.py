@@ -162,6 +162,11 @@ class ModelRunner:
 
     def _decode_step(self, decode: DecodeSteps, plan: StepPlan) -> PendingStep | None:
         """Executes ``plan`` in one call, or returns None: it is no plain decode step, or not a sound one."""
+        if not decode.may_be_plain(plan):
+            return None
+        if len(plan.freed) or len(plan.new):
+            check_plan(plan, self._state, self.limits)
+            self._state.begin(plan)
         outcome = decode.run(plan)
         if outcome is DecodeOutcome.NOT_PLAIN:
             return None

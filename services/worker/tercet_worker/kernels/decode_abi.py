@@ -24,6 +24,7 @@ class DecodeTables(Structure):
         ("occupied", c_void_p),
         ("known", c_void_p),
         ("computed", c_void_p),
+        ("cached", c_void_p),
         ("blocks", c_void_p),
         ("asks", c_void_p),
         ("tokens", c_void_p),

@@ -15,7 +15,7 @@ from tercet_worker.kernels.build import KernelBuildError, build
 if TYPE_CHECKING:
     from pathlib import Path
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 
 
 class Isa(enum.IntEnum):

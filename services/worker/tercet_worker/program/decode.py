@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tercet_shared.errors import ConfigurationError, InternalError
+from tercet_shared.pooling import Pooling
 from tercet_shared.wire.step import StepResult, empty_i32
 from tercet_worker.kernels.decode_abi import DecodeOutcome, DecodePlan, DecodeTables
 
@@ -50,6 +51,7 @@ class DecodeSteps:
             occupied=state.occupied.ctypes.data,
             known=state.known.ctypes.data,
             computed=state.computed.ctypes.data,
+            cached=state.cached.ctypes.data,
             blocks=state.blocks.ctypes.data,
             asks=state.asks.ctypes.data,
             tokens=state.tokens.data_ptr(),
@@ -92,8 +94,17 @@ class DecodeSteps:
             finite=self._finite.ctypes.data,
         )
 
+    @staticmethod
+    def may_be_plain(plan: StepPlan) -> bool:
+        """Says what can be said without the state about whether ``plan`` is such a step."""
+        if len(plan.gated) or len(plan.appended_ids) or len(plan.draft_ids) or not (plan.num_tokens == 1).all():
+            return False
+        new = plan.new
+        asks = (new.logprobs >= 0) | (new.prompt_logprobs >= 0) | (new.pooling != Pooling.NONE)
+        return not asks.any()
+
     def run(self, plan: StepPlan) -> DecodeOutcome:
-        """Executes ``plan`` if it is such a step.
+        """Executes ``plan`` if it is such a step. The slots that it frees and fills have been applied.
 
         Returns:
             DRAWN: `result` has the tokens. COMPUTED: the caller draws from ``logits``, a row per row of the plan, and
@@ -102,10 +113,6 @@ class DecodeSteps:
         Raises:
             InternalError: attention or the program refused it. The rows count as not computed.
         """
-        if (
-            len(plan.freed) or len(plan.new) or len(plan.gated) or len(plan.appended_ids) or len(plan.draft_ids)
-        ):  # fmt: skip
-            return DecodeOutcome.NOT_PLAIN
         call = self._plan
         call.slots = plan.slots.ctypes.data
         call.num_tokens = plan.num_tokens.ctypes.data

@@ -89,13 +89,17 @@ class SlotState:
 
     def apply(self, plan: StepPlan) -> None:
         """Applies what a checked plan changes: freed slots, new slots, appended tokens, new block ids."""
-        self.occupied[plan.freed] = False
-        if len(plan.new):
-            self._fill(plan.new)
+        self.begin(plan)
         if len(plan.appended_ids):
             self._append_tokens(plan)
         if len(plan.block_ids):
             self._append_blocks(plan)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Applies of a checked plan only which slots are freed and filled; may be done again, by `apply`."""
+        self.occupied[plan.freed] = False
+        if len(plan.new):
+            self._fill(plan.new)
         # Slots that begin: where depends on what the core found in its prefix cache.
         self.computed[plan.slots] = plan.computed
 

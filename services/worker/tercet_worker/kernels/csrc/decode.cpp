@@ -68,7 +68,8 @@ DecodeOutcome Decoder::run(const TercetDecodePlan& plan) {
         token_ids_[at] = t.tokens[slot * t.max_model_len + position];
         positions_[at] = position;
         lengths_[at] = position + 1;
-        mapping_[at] = static_cast<std::int64_t>(table[position / t.block_size]) * t.block_size + position % t.block_size;
+        const std::int64_t place = static_cast<std::int64_t>(table[position / t.block_size]) * t.block_size + position % t.block_size;
+        mapping_[at] = position < t.cached[slot] ? -1 : place;
     }
     auto& attention = *static_cast<Attention*>(t.attention);
     auto& program = *static_cast<Program*>(t.program);

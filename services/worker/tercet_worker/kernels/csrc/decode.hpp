@@ -15,6 +15,7 @@ struct TercetDecodeTables {
     const std::uint8_t* occupied;  // [slots]
     std::int32_t* known;           // [slots] tokens in the buffer
     std::int32_t* computed;        // [slots] of them with KV
+    const std::int32_t* cached;    // [slots] leading tokens whose KV came with the blocks: not written again
     std::int32_t* blocks;          // [slots] entries of the block table
     const std::int8_t* asks;       // [slots] not 0: something beside a token
     std::int32_t* tokens;          // [slots][max_model_len]
