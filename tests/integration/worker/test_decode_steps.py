@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tercet_shared.errors import ProtocolError
 from tercet_shared.sampling_params import SamplingParams
@@ -17,6 +21,7 @@ from tests.fakes.checkpoints import write_tiny_llama
 from tests.integration.worker.driver import Driver, engine_for
 
 V = 384
+SCHED_GETATTR = 315 if platform.machine() == "x86_64" else 275
 PROMPTS = [np.random.default_rng(length).integers(3, V, length).tolist() for length in (15, 1, 16, 33, 2, 47)]
 
 
@@ -70,6 +75,57 @@ def test_tokens_are_those_of_the_usual_way(engine: Engine, usual: ModelRunner, c
     mine, theirs = engine.runner._state, usual._state
     for name in ("occupied", "known", "computed", "blocks"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name), err_msg=name)
+
+
+def joined(runner: ModelRunner) -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
+    """Lets others begin with the last token of a prompt that is cached whole, beside the first, which then ends.
+
+    Returns all outputs, and the cached block before and after.
+    """
+    runner.reset()
+    driver = Driver(runner)
+    storage = runner._attention._storage  # type: ignore[attr-defined]
+    blocks = storage.memory.view(storage.num_layers, storage.num_blocks, -1)
+    requests = [driver.start(0, PROMPTS[2], PARAMS[0])]
+    driver.step({0: 16})
+    shared = requests[0].blocks[:1]
+    before = blocks[:, shared[0]].clone()
+    for slot, params in ((1, PARAMS[1]), (2, PARAMS[0])):
+        requests.append(driver.start(slot, PROMPTS[2], params, shared=shared))
+        driver.step(dict.fromkeys(range(slot + 1), 1))
+    driver.finish(requests[0], keep=1)
+    requests.append(driver.start(0, PROMPTS[1], PARAMS[3]))
+    driver.step({2: 1, 0: 1, 1: 1})
+    driver.finish(requests[1], keep=1)
+    driver.step({0: 1, 2: 1})
+    return [request.output for request in requests], before, blocks[:, shared[0]].clone()
+
+
+def test_rows_that_begin_and_end_do_not_keep_a_step_from_it(
+    engine: Engine, usual: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[DecodeOutcome] = []
+    decode = engine.runner._decode
+    assert decode is not None
+    run = decode.run
+    monkeypatch.setattr(decode, "run", lambda plan: outcomes.append(run(plan)) or outcomes[-1])
+    mine, before, after = joined(engine.runner)
+    assert outcomes == [DecodeOutcome.DRAWN] * 4
+    assert torch.equal(before, after), "nobody writes to a block that is shared"
+    assert mine == joined(usual)[0]
+    for name in ("occupied", "known", "computed", "blocks"):
+        here, there = getattr(engine.runner._state, name), getattr(usual._state, name)
+        np.testing.assert_array_equal(here, there, err_msg=name)
+
+
+@pytest.mark.parametrize("asked", [{"logprobs": 1}, {"prompt_logprobs": 0}])
+def test_rows_that_begin_and_ask_for_more_are_left_to_the_usual_way(engine: Engine, asked: dict[str, int]) -> None:
+    engine.runner.reset()
+    driver = Driver(engine.runner)
+    driver.start(0, PROMPTS[1], SamplingParams(temperature=0.0, max_tokens=100, **asked))
+    result = driver.step({0: 1})
+    assert len(result.token_ids) == 1
+    assert (result.logprobs is None) == ("logprobs" not in asked)
 
 
 def decoding(engine: Engine) -> tuple[Driver, StepPlan]:
@@ -131,6 +187,32 @@ def test_an_unsound_step_is_left_alone_and_refused(engine: Engine, column: str, 
         engine.runner.execute(bad)
     after = [state.known, state.computed, state.blocks, state.tokens]
     assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
+
+
+def turn_of(thread: int) -> int:
+    """Returns how long a thread keeps a processor that others want, in ns; 0 where the kernel does not say."""
+    attributes = (ctypes.c_uint32 * 12)()
+    found = ctypes.CDLL(None).syscall(SCHED_GETATTR, thread, attributes, 48, 0)
+    return attributes[6] | attributes[7] << 32 if found == 0 else 0
+
+
+@pytest.mark.skipif(turn_of(0) == 0, reason="this kernel does not tell the length of a thread's turns")
+def test_threads_that_compute_take_long_turns_and_pass_them_on_to_nobody(engine: Engine) -> None:
+    def compute() -> tuple[int, int]:
+        engine.runner.reset()
+        driver = Driver(engine.runner)
+        driver.start(0, PROMPTS[1])
+        driver.step({0: 1})
+        with ThreadPoolExecutor(1) as another:
+            return turn_of(0), another.submit(turn_of, 0).result()
+
+    with ThreadPoolExecutor(1) as device:
+        own, passed_on = device.submit(compute).result()
+    assert own == 5_000_000
+    assert 0 < passed_on < own
+    tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "tercet-kernels\n"]
+    assert tasks
+    assert {turn_of(int(task.name)) for task in tasks} == {5_000_000}
 
 
 @pytest.mark.parametrize("block", [-1, 64])

@@ -12,6 +12,22 @@
 namespace tercet {
 namespace {
 
+constexpr std::uint64_t kLongTurn = 5'000'000;  // ns; by default they have up to 3 ms
+
+constexpr std::uint64_t kResetOnFork = 1;           // what this thread starts has the usual turns
+
+// The kernel's struct sched_attr, in its first version; headers of some systems lack it, of others define it twice.
+struct Scheduling {
+    std::uint32_t size = 0;
+    std::uint32_t policy = 0;
+    std::uint64_t flags = 0;
+    std::int32_t nice = 0;
+    std::uint32_t priority = 0;
+    std::uint64_t runtime = 0;
+    std::uint64_t deadline = 0;
+    std::uint64_t period = 0;
+};
+
 constexpr std::int64_t kJobPatience = 60'000;  // ns; what follows a step at once: sampling from what it computed
 
 void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value) {
@@ -33,6 +49,16 @@ void Team::yield() { sched_yield(); }
 
 std::int64_t Team::now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Team::take_long_turns() {
+    static_assert(sizeof(Scheduling) == 48);
+    Scheduling own;
+    if (syscall(SYS_sched_getattr, 0, &own, sizeof own, 0) != 0) return;
+    if (own.policy != SCHED_OTHER && own.policy != SCHED_BATCH) return;
+    own.flags |= kResetOnFork;
+    own.runtime = kLongTurn;  // elsewhere it means nothing for these policies
+    syscall(SYS_sched_setattr, 0, &own, 0);  // refused: it has the usual turns
 }
 
 void Team::sleep(std::atomic<std::uint32_t>& word, std::uint32_t value) { futex(word, FUTEX_WAIT, value); }
@@ -104,6 +130,7 @@ void Team::stop() {
 
 void Team::work(std::int32_t thread, int cpu) {
     pthread_setname_np(pthread_self(), "tercet-kernels");
+    take_long_turns();
     if (cpu >= 0) {
         cpu_set_t one;
         CPU_ZERO(&one);
@@ -122,6 +149,8 @@ void Team::work(std::int32_t thread, int cpu) {
 }
 
 void Team::start(void (*body)(void*, std::int32_t), void* context) {
+    thread_local const bool asked = (take_long_turns(), true);
+    static_cast<void>(asked);
     settle();
     body_ = body;
     context_ = context;

@@ -43,6 +43,10 @@ class Team {
     static void pause();
     static void yield();
     static std::int64_t now();  // ns
+    // Asks for long turns of the processor for this thread, which computes for milliseconds: on Linux from 6.12 on, who wakes up and
+    // has only a little to do gets it at once, not when the turn of the thread that has it is over, which the kernel looks at every
+    // few milliseconds. It gets no more of the processor for it, and no less.
+    static void take_long_turns();
     // Sleeps unless `word` is not `value` any more; wakes all who sleep on it.
     static void sleep(std::atomic<std::uint32_t>& word, std::uint32_t value);
     static void wake(std::atomic<std::uint32_t>& word);
