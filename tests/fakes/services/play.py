@@ -56,7 +56,9 @@ def main() -> None:
     parser.add_argument("--orphan", action="store_true", help="start a process that outlives this one, and note it")
     parser.add_argument("--socket", type=Path, help="leave a file here, as a socket would be")
     parser.add_argument("--holds", type=Path, help="keep this FIFO open for writing, as one keeps a link")
-    parser.add_argument("--follows", type=Path, help="let go of what is held at SIGUSR1; die when nobody holds this FIFO")
+    parser.add_argument(
+        "--follows", type=Path, help="at SIGUSR1 let go of what is held; die when nobody holds this FIFO"
+    )
     parser.add_argument("--loses", type=Path, help="report a fatal error when nobody holds this FIFO any more")
     options = parser.parse_args()
 
