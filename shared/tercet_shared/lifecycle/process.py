@@ -40,9 +40,9 @@ class Observer(Protocol):
 class Child:
     """One process: `start` once, then events until ``exited`` is set.
 
-    It runs in a process group of its own, so that a Ctrl-C at the terminal reaches the supervisor only, and dies with the
-    supervisor (see `tercet_shared.lifecycle.child`). It has no session of its own: Linux shares processors out among
-    sessions first, and services wait for each other. What it leaves in its process group is killed when it ends.
+    It runs in a process group of its own, so that a Ctrl-C at the terminal reaches the supervisor only, and dies with
+    the supervisor (see `tercet_shared.lifecycle.child`). It has no session of its own: Linux shares processors out
+    among sessions first, and services wait for each other. What it leaves in its process group is killed when it ends.
     """
 
     def __init__(self, spec: ChildSpec, observer: Observer) -> None:
