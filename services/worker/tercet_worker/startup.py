@@ -65,7 +65,9 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
     share = topology.share(config)
     layers = len(share.layers)
     longest = _max_model_len(settings.max_model_len, config)
-    max_batched_tokens = settings.max_num_batched_tokens or platform.default_step_tokens
+    # By default, at least as many as let all that decode take part in each step.
+    default_step = max(platform.default_step_tokens, settings.max_num_seqs)
+    max_batched_tokens = settings.max_num_batched_tokens or default_step
     report("preparing kernels", None)
     attention = platform.attention(_attention_spec(config, share, settings.block_size, platform.dtype))
     member = Membership()

@@ -235,3 +235,10 @@ def test_rows_that_are_not_finite_yield_nothing(engine: Engine) -> None:
     result = pending.result()
     assert result.not_finite.tolist() == [1]
     assert np.diff(result.token_offsets).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"), [((), 256), (("--max-num-seqs=300",), 300), (("--max-num-batched-tokens=70",), 70)]
+)
+def test_by_default_a_step_has_room_for_all_that_decode(model: Path, flags: tuple[str, ...], tokens: int) -> None:
+    assert engine_for(model, "--num-kv-blocks=64", "--threads=1", *flags).offer.max_batched_tokens == tokens
