@@ -121,7 +121,7 @@ class SimCore:
         if self.lie is not None:
             return self.lie
         pending = [*self.prefills, *self.waiting]
-        tokens = sum(job.asked.prompt - self._matched(job) * BLOCK_SIZE for job in pending)
+        tokens = sum(max(job.asked.prompt - self._matched(job) * BLOCK_SIZE, 1) for job in pending)
         return LoadReport(
             running=len(self.jobs),
             waiting=len(self.waiting),
@@ -153,7 +153,7 @@ class SimCore:
 
     def _prefill(self) -> None:
         job = self.prefills[0]
-        cached = self._matched(job) * BLOCK_SIZE
+        cached = min(self._matched(job) * BLOCK_SIZE, job.asked.prompt - 1)
         slower = 4.0 if self.lie is not None else 1.0 + 0.2 * len(self.jobs) / self.fleet.shape.slots
         took = (job.asked.prompt - cached) * self.fleet.shape.token_ms * slower / 1e3
         self.fleet.after(took, self._prefilled, job, cached, self.incarnation)
@@ -181,7 +181,7 @@ class SimCore:
 
     def _matched(self, job: Job) -> int:
         keys = job.asked.text.keys
-        most = (job.asked.prompt - 1) // BLOCK_SIZE
+        most = job.asked.prompt // BLOCK_SIZE
         return next((i for i in range(most) if keys[i] not in self.cache), most)
 
     def _store(self, keys: Sequence[BlockKey]) -> None:

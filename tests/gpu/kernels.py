@@ -72,6 +72,7 @@ def _layout(gpu: torch.device) -> None:
     tokens = torch.from_numpy(rng.integers(0, 50_000, (8, 2048), dtype=np.int32))
     tables = torch.from_numpy(rng.integers(0, 900, (8, 128), dtype=np.int32))
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    unwritten = np.array([1, 0, 0, 16], np.int32)
     total, padded = 1000, 1024
     ids = torch.zeros(padded, dtype=torch.int32, device=gpu)
     positions, places = (torch.zeros(padded, dtype=torch.int64, device=gpu) for _ in range(2))
@@ -79,6 +80,7 @@ def _layout(gpu: torch.device) -> None:
         slots=torch.from_numpy(slots).to(gpu),
         starts=torch.from_numpy(starts).to(gpu),
         computed=torch.from_numpy(computed).to(gpu),
+        unwritten=torch.from_numpy(unwritten).to(gpu),
         tokens=tokens.to(gpu),
         block_tables=tables.to(gpu),
         block_size=16,
@@ -94,7 +96,8 @@ def _layout(gpu: torch.device) -> None:
     page = tables[slots[row], position // 16].numpy().astype(np.int64)
     _same(ids[:total], tokens[slots[row], position])
     _same(positions[:total], torch.from_numpy(position))
-    _same(places[:total], torch.from_numpy(page * 16 + position % 16))
+    written = place >= unwritten[row]
+    _same(places[:total], torch.from_numpy(np.where(written, page * 16 + position % 16, -1)))
     _same(places[total:], torch.full((padded - total,), -1))
     _same(ids[total:], torch.zeros(padded - total, dtype=torch.int32))
 

@@ -65,9 +65,9 @@ def load_engine(settings: WorkerSettings, report: Report) -> Engine:
     share = topology.share(config)
     layers = len(share.layers)
     longest = _max_model_len(settings.max_model_len, config)
-    # By default, at least as many as let all that decode take part in each step.
-    default_step = max(platform.default_step_tokens, settings.max_num_seqs)
-    max_batched_tokens = settings.max_num_batched_tokens or default_step
+    # By default so many that all who decode take part in each step, within what prompts may make of it.
+    usual = platform.default_step_tokens
+    max_batched_tokens = settings.max_num_batched_tokens or min(max(usual, settings.max_num_seqs), 2 * usual)
     report("preparing kernels", None)
     attention = platform.attention(_attention_spec(config, share, settings.block_size, platform.dtype))
     member = Membership()

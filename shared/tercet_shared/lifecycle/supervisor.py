@@ -218,14 +218,15 @@ class Supervisor:
         for child in reversed(self._children):
             child.look()
         if first.fatal is not None and first.is_ready.is_set() and len(self._failures) == 1:
-            await self._next_end()  # what it says may be about one whose end is not seen yet
+            await self._next_end(first)  # what it says may be about one whose end is not seen yet
         cause = next((child for child in self._failures if child.fatal is None), first)
         spent = self._restarts[cause.name].spent if cause.name in self._restarts else ""
         return f"{cause.fatal or cause.describe_end()} {spent}".rstrip()
 
-    async def _next_end(self) -> None:
-        """Waits a moment for the end of any child that is still there."""
-        ends = [asyncio.create_task(child.exited.wait()) for child in self._children if child.alive]
+    async def _next_end(self, first: Child) -> None:
+        """Waits a moment for the end of any other child."""
+        others = [child for child in self._children if child is not first and child.alive]
+        ends = [asyncio.create_task(child.exited.wait()) for child in others]
         if ends:
             await asyncio.wait(ends, timeout=_CAUSE_S, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:

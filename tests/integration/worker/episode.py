@@ -114,7 +114,7 @@ def play(driver: Driver, prompts: list[list[int]], vocab: int, *, outputs: int) 
     late = show.start("late", 2, prompts[4], greedy())
     show.run(budget=64, outputs=outputs)
     # What the first prompt left in the cache serves another request.
-    shared = first.blocks[: (len(prompts[0]) - 1) // size]
+    shared = first.blocks[: len(prompts[0]) // size]
     again = show.start("again", 4, prompts[0], greedy(), shared=shared)
     show.run(budget=64, outputs=outputs)
     for request in (again, late, seeded, first):

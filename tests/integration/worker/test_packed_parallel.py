@@ -14,7 +14,7 @@ from tests.integration.worker.episode import compare, play
 from tests.integration.worker.ranks import ranks_of
 
 V = 384
-PROMPTS = [np.random.default_rng(length).integers(3, V, length).tolist() for length in (50, 1, 20, 33, 64)]
+PROMPTS = [np.random.default_rng(length).integers(3, V, length).tolist() for length in (48, 1, 20, 33, 64)]
 FLAGS = ("--num-kv-blocks=40", "--max-num-seqs=6", "--max-model-len=256", "--max-num-batched-tokens=64")
 SHAPE = {"hidden": 128, "heads": 4, "kv_heads": 2, "intermediate": 192, "tied": False}
 

@@ -19,7 +19,7 @@ from tests.integration.worker.ranks import ranks_of
 
 V = 384
 FLAGS = ("--num-kv-blocks=40", "--max-num-seqs=6", "--max-model-len=256", "--max-num-batched-tokens=64")
-PROMPTS = [np.random.default_rng(length).integers(3, V, length).tolist() for length in (50, 1, 20, 33, 64)]
+PROMPTS = [np.random.default_rng(length).integers(3, V, length).tolist() for length in (48, 1, 20, 33, 64)]
 TEXTS = (
     "The capital of France is Paris. The capital of Germany is Berlin. The capital of Italy is",
     "The capital of France is",

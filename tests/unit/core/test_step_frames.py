@@ -74,7 +74,8 @@ def new_slot(draw: st.DrawFn) -> NewSlot:
         prompt_logprobs=draw(st.integers(-1, 20)),
     )
     pooling = draw(st.sampled_from(Pooling))
-    return NewSlot(Slot(draw(IDS)), draw(IDS), draw(st.integers(1, len(tokens))), _int32(tokens), params, pooling)
+    prompt_len = draw(st.integers(1, len(tokens)))
+    return NewSlot(Slot(draw(IDS)), draw(IDS), prompt_len, _int32(tokens), params, pooling, draw(IDS))
 
 
 @st.composite

@@ -205,4 +205,4 @@ class NewRow:
     row: NewSlot
     blocks: I32  # its whole block table
     tokens: int  # to compute in this step
-    computed: int  # found in the prefix cache
+    computed: int  # found in the prefix cache, where that is all of them without the last

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STEP_TOKENS = 256
-"""Default budget of a step on a CPU: every stream waits for it. Larger steps were not faster."""
+"""Default budget of a step on a CPU: every stream waits for it, and larger steps were not faster."""
 _KV_SHARE = 0.25
 """By default the cache takes at most this part of the memory that is free: the machine has other uses for it."""
 

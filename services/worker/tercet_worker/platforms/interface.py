@@ -74,7 +74,7 @@ class Platform(Protocol):
 
     @property
     def default_step_tokens(self) -> int:
-        """Budget of a step where the settings do not say."""
+        """Budget of a step where the settings do not say; with more slots than that, up to twice as many."""
         ...
 
     @property

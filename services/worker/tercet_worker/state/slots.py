@@ -96,7 +96,7 @@ class SlotState:
             self._append_blocks(plan)
 
     def begin(self, plan: StepPlan) -> None:
-        """Applies of a checked plan only which slots are freed and filled; may be done again, by `apply`."""
+        """Applies of a checked plan only which slots are freed and filled, and where rows begin; `apply` may follow."""
         self.occupied[plan.freed] = False
         if len(plan.new):
             self._fill(plan.new)
