@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -101,6 +101,15 @@ async def run(tmp_path: Path) -> AsyncIterator[Run]:
     run.close()
 
 
+@pytest.fixture
+def hears_hangups() -> Iterator[None]:
+    """Lets what is started hear SIGHUP, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_stops_all_in_order_and_leaves_nothing(run: Run, number: signal.Signals) -> None:
     async with run.started() as process:
