@@ -100,8 +100,10 @@ class DecodeSteps:
         if len(plan.gated) or len(plan.appended_ids) or len(plan.draft_ids) or not (plan.num_tokens == 1).all():
             return False
         new = plan.new
+        if not len(new):
+            return True
         asks = (new.logprobs >= 0) | (new.prompt_logprobs >= 0) | (new.pooling != Pooling.NONE)
-        return not asks.any()
+        return not bool(asks.any())
 
     def run(self, plan: StepPlan) -> DecodeOutcome:
         """Executes ``plan`` if it is such a step. The slots that it frees and fills have been applied.
