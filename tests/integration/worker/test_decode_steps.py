@@ -86,11 +86,10 @@ def joined(runner: ModelRunner) -> tuple[list[list[int]], torch.Tensor, torch.Te
     runner.reset()
     driver = Driver(runner)
     storage = runner._attention._storage  # type: ignore[attr-defined]
-    blocks = storage.memory.view(storage.num_layers, storage.num_blocks, -1)
     requests = [driver.start(0, PROMPTS[2], PARAMS[0])]
     driver.step({0: 16})
     shared = requests[0].blocks[:1]
-    before = blocks[:, shared[0]].clone()
+    before = storage.block(shared[0]).clone()
     for slot, params in ((1, PARAMS[1]), (2, PARAMS[0])):
         requests.append(driver.start(slot, PROMPTS[2], params, shared=shared))
         driver.step(dict.fromkeys(range(slot + 1), 1))
@@ -99,7 +98,7 @@ def joined(runner: ModelRunner) -> tuple[list[list[int]], torch.Tensor, torch.Te
     driver.step({2: 1, 0: 1, 1: 1})
     driver.finish(requests[1], keep=1)
     driver.step({0: 1, 2: 1})
-    return [request.output for request in requests], before, blocks[:, shared[0]].clone()
+    return [request.output for request in requests], before, storage.block(shared[0]).clone()
 
 
 def test_rows_that_begin_and_end_do_not_keep_a_step_from_it(
@@ -236,9 +235,8 @@ def test_rows_that_are_not_finite_yield_nothing(engine: Engine) -> None:
     driver, _ = decoding(engine)
     state = engine.runner._state
     storage = engine.runner._attention._storage  # type: ignore[attr-defined]
-    blocks = storage.memory.view(storage.num_layers, storage.num_blocks, -1)
     # All scores of the second request, and nobody else's, are not numbers.
-    blocks[:, int(state.block_tables[1, 0])] = 0xFF
+    storage.block(int(state.block_tables[1, 0])).fill_(0xFF)
     _, pending = driver.submit({0: 1, 1: 1})
     result = pending.result()
     assert result.not_finite.tolist() == [1]

@@ -43,10 +43,20 @@ class Sequence:
 
 
 class World:
-    """Requests with lengths ``contexts``, with blocks dealt at random from a cache that is poisoned with NaN."""
+    """Requests with lengths ``contexts`` in a cache that is poisoned with NaN.
+
+    Blocks are dealt at random, or ``in_order`` as by a core that has hardly begun.
+    """
 
     def __init__(
-        self, spec: AttentionSpec, contexts: list[int], *, seed: int = 0, spare_blocks: int = 3, layers: int = LAYERS
+        self,
+        spec: AttentionSpec,
+        contexts: list[int],
+        *,
+        seed: int = 0,
+        spare_blocks: int = 3,
+        layers: int = LAYERS,
+        in_order: bool = False,
     ) -> None:
         self.spec = spec
         self.layers = layers
@@ -56,6 +66,8 @@ class World:
         needed = [math.ceil(n / size) for n in contexts]
         self.num_blocks = sum(needed) + spare_blocks
         ids = torch.randperm(self.num_blocks, generator=generator).tolist()
+        if in_order:
+            ids.sort(reverse=True)
         slots = torch.randperm(len(contexts) + 2, generator=generator).tolist()
         # Entries beyond a context are nonsense on purpose: they must not be read.
         self.block_table = torch.full((len(slots), max(needed) + 1), 2**30, dtype=torch.int32)

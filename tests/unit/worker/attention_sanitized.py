@@ -35,7 +35,9 @@ def run(cdll: ctypes.CDLL, rng: np.random.Generator, isa: int, dtype: int) -> No
     table = np.full((len(contexts), max(blocks_of)), 2**31 - 1, np.int32)
     for row, count in enumerate(blocks_of):
         table[row, :count] = [next(ids) for _ in range(count)]
-    cache = exact(np.full(num_blocks * BLOCK * 2 * kv_heads * head_size, 0x7FC0, element))
+    run_blocks = int(rng.choice([1, 3, 16]))
+    held = -(-num_blocks // run_blocks) * run_blocks
+    cache = exact(np.full(held * BLOCK * 2 * kv_heads * head_size, 0x7FC0, element))
     windows = exact(np.array([int(rng.choice([0, 0, 33]))], np.int32))
     config = AttentionConfig(
         kv=cache.ctypes.data,
@@ -43,6 +45,7 @@ def run(cdll: ctypes.CDLL, rng: np.random.Generator, isa: int, dtype: int) -> No
         num_layers=1,
         num_blocks=num_blocks,
         block_size=BLOCK,
+        run_blocks=run_blocks,
         query_heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,

@@ -126,10 +126,8 @@ def test_keys_behind_the_window_are_not_read(kind: str, library: KernelLibrary, 
     world.step(backend, [(0, 0, 299)])
     # Keys up to 262 lie behind the window of token 299. Blocks 0 to 15 are given to others, who put anything there.
     world.block_table[world.sequences[0].slot, :16] = world.block_table[world.sequences[0].slot, 15]
-    per_block = storage.nbytes // world.layers // world.num_blocks
-    by_block = storage.memory.view(world.layers, world.num_blocks, per_block)
     if kind != "TORCH":  # the fallback's layout is another; it gathers whole contexts
-        by_block[:, int(world.block_table[world.sequences[0].slot, 15])] = 0xFF
+        storage.block(int(world.block_table[world.sequences[0].slot, 15])).fill_(0xFF)
         check(world, backend, [(0, 299, 300)])
 
 
@@ -192,6 +190,33 @@ def test_long_contexts_are_split_over_threads_with_the_same_result(
         results.append(torch.cat([chunk[0][0], decode[0][0], decode[0][1]]))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [16, 48, 512])
+@pytest.mark.parametrize("more", [{}, {"sliding_windows": (301, 0)}], ids=["full", "window"])
+def test_where_blocks_lie_changes_nothing(
+    kind: str, library: KernelLibrary, dtype: torch.dtype, block_size: int, more: dict[str, object]
+) -> None:
+    """Blocks that follow each other are read as a stream; others, and few of them, in another way."""
+    if kind == "TORCH":
+        pytest.skip("only the kernels promise this")
+    spec = make_spec(dtype, q_heads=6, kv_heads=2, block_size=block_size, **more)
+    lengths = [1091, 777, 257]
+    parts = [(0, 1087, 1091), (1, 776, 777), (2, 255, 257)]
+    results = []
+    for in_order in (True, False):
+        world = World(spec, lengths, in_order=in_order)
+        backend = make(kind, spec, library)
+        world.attach(backend)
+        world.step(backend, [(i, 0, begin) for i, begin, _ in parts])
+        results.append(world.step(backend, parts))
+        for layer in range(world.layers):
+            for part, out in zip(parts, results[-1][layer], strict=True):
+                assert_close(out, world.expected(layer, part))
+    for layer in range(len(results[0])):
+        for ordered, dealt in zip(results[0][layer], results[1][layer], strict=True):
+            assert torch.equal(ordered, dealt)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -90,6 +90,9 @@ class BlockPool:
     def take(self, count: int) -> I32:
         """Returns ``count`` blocks with one reference each, int32[count]; evicts cached ones when it must.
 
+        Evicted ones are in ascending order: they were cached from the last to the first, and kernels read blocks that
+        follow each other as one stream.
+
         The caller has checked ``count <= available``.
         """
         if count > self.available:
@@ -102,6 +105,7 @@ class BlockPool:
             block, _ = self._unreferenced.popitem(last=False)
             self._forget_key(block)
             taken[i] = block
+        taken[from_stack:].sort()
         self._references[taken] = 1
         return taken
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tercet_worker.kernels.library import Isa, KernelLibrary
 
 _KEY_TILE = 16
+_RUN_KEYS = 256
+"""Keys of a run of blocks, as of a split: what the kernels read of one head as one stream."""
 _MAX_HEAD_SIZE = 512
 _MAX_GROUP_HEADS = 64
 _ERRORS = {
@@ -93,19 +95,27 @@ class CpuAttention:
         return self.spec.bytes_per_block(num_layers)
 
     def allocate_kv(self, num_layers: int, num_blocks: int) -> KvStorage:
-        """Maps the cache; its pages are taken from the system when they are first written."""
+        """Maps the cache, in whole runs of blocks; its pages are taken from the system when they are first written."""
         spec = self.spec
         if num_layers < 1 or num_blocks < 1:
             raise ConfigurationError(f"a KV cache of {num_layers} layers and {num_blocks} blocks makes no sense")
         if spec.sliding_windows and len(spec.sliding_windows) != num_layers:
             raise ConfigurationError(f"{len(spec.sliding_windows)} sliding windows were given for {num_layers} layers")
         self._give_up()
-        nbytes = num_blocks * self.bytes_per_block(num_layers)
+        run_blocks = min(max(1, _RUN_KEYS // spec.block_size), num_blocks)
+        nbytes = -(-num_blocks // run_blocks) * run_blocks * self.bytes_per_block(num_layers)
         try:
             arena = Arena(nbytes)
         except (OSError, OverflowError) as error:
             raise ConfigurationError(f"the KV cache of {nbytes} bytes cannot be allocated: {error}") from error
-        storage = KvStorage(arena.memory, num_layers, num_blocks, arena.huge_pages_requested)
+        storage = KvStorage(
+            arena.memory,
+            num_layers,
+            num_blocks,
+            arena.huge_pages_requested,
+            run_blocks=run_blocks,
+            parts=2 * spec.num_kv_heads,
+        )
         windows = (ctypes.c_int32 * num_layers)(*spec.sliding_windows)
         config = AttentionConfig(
             kv=storage.memory.data_ptr(),
@@ -113,6 +123,7 @@ class CpuAttention:
             num_layers=num_layers,
             num_blocks=num_blocks,
             block_size=spec.block_size,
+            run_blocks=run_blocks,
             query_heads=spec.num_query_heads,
             kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,

@@ -114,17 +114,25 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class KvStorage:
-    """Memory of the KV cache. What lies where in it is the backend's own business."""
+    """Memory of the KV cache. What lies where within a part of a block is the backend's own business."""
 
     memory: Tensor  # uint8[nbytes]
     num_layers: int
     num_blocks: int  # N
     huge_pages: bool  # asked for and not refused
+    run_blocks: int = 1  # R: blocks lie in runs of so many with consecutive ids, of which the last may reach beyond N
+    parts: int = 1  # P: and a run lies part by part, such as keys and values of a head: [layers][runs][P][R]
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.memory.numel()
+
+    def block(self, block: int) -> Tensor:
+        """Returns uint8[num_layers, P, bytes of a part of a block], a view of all that one block holds."""
+        count = -(-self.num_blocks // self.run_blocks)
+        runs = self.memory.view(self.num_layers, count, self.parts, self.run_blocks, -1)
+        return runs[:, block // self.run_blocks, :, block % self.run_blocks]
 
 
 class AttentionBackend(Protocol):

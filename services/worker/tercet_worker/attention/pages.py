@@ -36,14 +36,15 @@ class PagesAhead:
     """Takes the pages of a KV cache in a thread of its own, which ends with this object or where the system refuses.
 
     Args:
-        storage: layer by layer, and block by block within a layer.
+        storage: layer by layer, and run by run within a layer.
     """
 
     def __init__(self, storage: KvStorage) -> None:
         self._highest = -1
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         layer_bytes = storage.nbytes // storage.num_layers
-        work = _Work(storage, layer_bytes, layer_bytes // storage.num_blocks)
+        run_bytes = layer_bytes // -(-storage.num_blocks // storage.run_blocks)
+        work = _Work(storage, layer_bytes, run_bytes)
         self._thread = threading.Thread(target=work.run, args=(self._wanted,), name="kv-pages", daemon=True)
         self._thread.start()
         # Also before the interpreter ends: it would end a thread that it meets then wherever that is.
@@ -71,7 +72,7 @@ def _end(wanted: queue.SimpleQueue[int | None], thread: threading.Thread) -> Non
 class _Work:
     storage: KvStorage  # kept: its pages are taken
     layer_bytes: int
-    block_bytes: int  # in one layer
+    run_bytes: int  # in one layer
 
     def run(self, wanted: queue.SimpleQueue[int | None]) -> None:
         """Takes what ``wanted`` says, until that is None."""
@@ -83,7 +84,8 @@ class _Work:
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         done = 0  # bytes of every layer
         while (block := wanted.get()) is not None:
-            end = min((block + 1) * self.block_bytes + _AHEAD * HUGE_PAGE, self.layer_bytes)
+            runs = block // self.storage.run_blocks + 1
+            end = min(runs * self.run_bytes + _AHEAD * HUGE_PAGE, self.layer_bytes)
             while done < end:
                 part = min(HUGE_PAGE, self.layer_bytes - done)
                 for layer in range(self.storage.num_layers):

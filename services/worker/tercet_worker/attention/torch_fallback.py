@@ -62,7 +62,7 @@ class TorchAttention:
         memory = torch.zeros(num_blocks * self.bytes_per_block(num_layers), dtype=torch.uint8)
         shape = (num_layers, 2, num_blocks * spec.block_size, spec.num_kv_heads, spec.head_size)
         self._cache = memory.view(spec.dtype).view(shape)
-        self._storage = KvStorage(memory, num_layers, num_blocks, huge_pages=False)
+        self._storage = KvStorage(memory, num_layers, num_blocks, huge_pages=False, run_blocks=num_blocks, parts=2)
         return self._storage
 
     def plan(self, batch: AttentionBatch) -> None:

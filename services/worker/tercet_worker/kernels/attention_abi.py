@@ -17,6 +17,7 @@ class AttentionConfig(Structure):
         ("num_layers", c_int32),
         ("num_blocks", c_int32),
         ("block_size", c_int32),
+        ("run_blocks", c_int32),
         ("query_heads", c_int32),
         ("kv_heads", c_int32),
         ("head_size", c_int32),

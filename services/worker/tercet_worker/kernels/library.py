@@ -15,7 +15,7 @@ from tercet_worker.kernels.build import KernelBuildError, build
 if TYPE_CHECKING:
     from pathlib import Path
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 
 
 class Isa(enum.IntEnum):

@@ -62,7 +62,7 @@ void Attention::FreeAligned::operator()(void* p) const { std::free(p); }
 
 TercetAttentionProblem Attention::check(const TercetAttentionConfig& c) {
     const bool sound = c.kv != nullptr && c.num_layers > 0 && c.num_blocks > 0 && c.block_size > 0 &&
-                       c.block_size % kTileKeys == 0 &&
+                       c.block_size % kTileKeys == 0 && c.run_blocks > 0 &&
                        c.query_heads > 0 && c.kv_heads > 0 && c.query_heads % c.kv_heads == 0 &&
                        c.query_heads / c.kv_heads <= kMaxGroupHeads && c.head_size > 0 && c.head_size % 16 == 0 &&
                        c.head_size <= kMaxHeadSize && (c.dtype == 0 || c.dtype == 1) && c.threads > 0 &&
@@ -80,13 +80,16 @@ Attention::Attention(const TercetAttentionConfig& c) : kv_(static_cast<char*>(c.
     g.group_heads = c.query_heads / c.kv_heads;
     g.head_size = c.head_size;
     g.block_size = c.block_size;
+    g.run_blocks = c.run_blocks;
     g.num_layers = c.num_layers;
     g.num_blocks = c.num_blocks;
     g.element_bytes = dtype == Dtype::float32 ? 4 : 2;
     g.tile_bytes = static_cast<std::int64_t>(kTileKeys) * g.head_size * g.element_bytes;
     g.half_bytes = g.tile_bytes * (g.block_size / kTileKeys);
-    g.block_bytes = 2 * g.half_bytes * g.kv_heads;
-    g.layer_bytes = g.block_bytes * g.num_blocks;
+    g.value_bytes = g.half_bytes * g.run_blocks;
+    g.head_bytes = 2 * g.value_bytes;
+    g.run_bytes = g.head_bytes * g.kv_heads;
+    g.layer_bytes = g.run_bytes * ceil_div(g.num_blocks, g.run_blocks);
     g.scale = c.scale;
     g.soft_cap = c.soft_cap;
     kernels_ = kernels_for(chosen_isa(c), dtype);
@@ -161,7 +164,7 @@ void Attention::cut(const TercetAttentionStep& step) {
     tokens_ = step.tokens;
     used_tokens_ = step.query_start_loc[step.requests];
 
-    // Block ids are kept, not referred to: the table may then change while the step runs. Sized first: tasks point into it.
+    // Where blocks are is kept, and the table not referred to: it may change while the step runs. Sized first: tasks point into it.
     std::size_t num_blocks = 0;
     double keys_per_head = 0;
     for (std::int32_t r = 0; r < step.requests; ++r) {
@@ -178,13 +181,15 @@ void Attention::cut(const TercetAttentionStep& step) {
     tasks_.clear();
     merges_.clear();
     std::size_t partial_values = 0;
-    std::int32_t* kept = blocks_.data();
+    std::int64_t* kept = blocks_.data();
     for (std::int32_t r = step.requests - 1; r >= 0; --r) {
         const std::int32_t begin = step.query_start_loc[r];
         const std::int32_t queries = step.query_start_loc[r + 1] - begin;
         const std::int32_t context = step.seq_lens[r];
-        const std::int32_t* blocks = kept;
-        kept = std::copy_n(step.block_table + step.slots[r] * step.block_table_stride, ceil_div(context, g.block_size), kept);
+        const std::int64_t* blocks = kept;
+        kept = std::transform(step.block_table + step.slots[r] * step.block_table_stride,
+                              step.block_table + step.slots[r] * step.block_table_stride + ceil_div(context, g.block_size), kept,
+                              [&g](std::int32_t block) { return block_offset(g, block); });
         for (std::int32_t tile = ceil_div(queries, g.task_tokens) - 1; tile >= 0; --tile) {
             Task task{};
             task.blocks = blocks;

@@ -12,11 +12,12 @@ extern "C" {
 
 // Mirrored in kernels/attention_abi.py; raise tercet_abi_version with it.
 struct TercetAttentionConfig {
-    void* kv;  // [num_layers][num_blocks][kv_heads][K | V], 64-byte aligned, not owned
+    void* kv;  // [num_layers][runs][kv_heads][K | V] of run_blocks blocks each, 64-byte aligned, not owned
     const std::int32_t* windows;  // [num_layers], 0: all keys; null: 0 everywhere
     std::int32_t num_layers;
     std::int32_t num_blocks;
     std::int32_t block_size;
+    std::int32_t run_blocks;  // runs: num_blocks / run_blocks, rounded up
     std::int32_t query_heads;
     std::int32_t kv_heads;
     std::int32_t head_size;
@@ -116,7 +117,7 @@ class Attention {
     std::int32_t tokens_ = 0;
     std::int32_t used_tokens_ = 0;
     std::vector<std::int64_t> slot_mapping_;
-    std::vector<std::int32_t> blocks_;
+    std::vector<std::int64_t> blocks_;
     std::vector<Task> tasks_;
     std::vector<Task> merges_;
     std::vector<float> partials_;

@@ -59,9 +59,9 @@ TERCET_INLINE void locate_tiles(const Geometry& g, const LayerCall& call, const 
     const int tile_last = (smaller(task.context - start, kGroupKeys) - 1) / kTileKeys;
     for (int t = tile_first; t <= tile_last; ++t) {
         const int key = start + kTileKeys * t;
-        const char* tile = call.kv + tile_offset(g, task.blocks[key / g.block_size], task.kv_head, key % g.block_size);
+        const char* tile = key_tile(g, call, task, key);
         tiles.k[t] = tile;
-        tiles.v[t] = tile + g.half_bytes;
+        tiles.v[t] = tile + g.value_bytes;
         if (key < first || key + kTileKeys > task.context) {
             tiles.v[t] = clean_values(tiles.v[t], edge + (t == tile_first ? 0 : g.tile_bytes), g.head_size, first - key,
                                       task.context - key);
@@ -78,10 +78,10 @@ TERCET_INLINE void locate_tiles(const Geometry& g, const LayerCall& call, const 
 // Fetches the tiles of keys [start, end), at most a group, into the second-level cache.
 TERCET_INLINE void fetch_tiles(const Geometry& g, const LayerCall& call, const Task& task, int start, int end) {
     for (int key = start; key < smaller(end, start + kGroupKeys); key += kTileKeys) {
-        const char* tile = call.kv + tile_offset(g, task.blocks[key / g.block_size], task.kv_head, key % g.block_size);
+        const char* tile = key_tile(g, call, task, key);
         for (std::int64_t at = 0; at < g.tile_bytes; at += kTileWidth) {
             __builtin_prefetch(tile + at, 0, 2);
-            __builtin_prefetch(tile + g.half_bytes + at, 0, 2);
+            __builtin_prefetch(tile + g.value_bytes + at, 0, 2);
         }
     }
 }

@@ -1,7 +1,6 @@
 // One row block against one group of 64 keys: scores, online softmax in float32, weighted values.
 //
-// With one row block memory is the limit, and between scores and values it would rest: so values are fetched while scores are
-// computed, and the next group's keys meanwhile the values are added, four lines per step, as many as are read.
+// This is for tasks of many rows, which share the group: arithmetic is the limit. Few rows: attention_stream.hpp.
 //
 // A row block is what the registers hold: at most kMaxRows rows, whose scores for the group are summed there. Every row is
 // computed the same way whatever block it lies in, so results are the same to the bit. The online softmax is that of Milakov
@@ -28,7 +27,6 @@ constexpr int kScoreTiles = 1;
 constexpr int kValueLines = 1;
 #endif
 constexpr int kMaxTaskRows = 64;
-constexpr int kEarlyLines = 16;  // of each of the next group's tiles, fetched while weights are computed, which read no memory
 constexpr float kLog2E = 1.44269504088896340736f;
 
 struct RowBlock {
@@ -44,8 +42,27 @@ struct KeyGroup {
     int start;
     const char* k[kGroupTiles];
     const char* v[kGroupKeys / C::kStepKeys];
-    const char* const* next;  // K tiles of the group that comes next; null: many rows share the group, and arithmetic is the limit
 };
+
+// The K tile that holds a key of a task.
+TERCET_INLINE const char* key_tile(const Geometry& g, const LayerCall& call, const Task& task, int key) {
+    return call.kv + task.blocks[key / g.block_size] + task.kv_head * g.head_bytes + key % g.block_size / kTileKeys * g.tile_bytes;
+}
+
+// K tiles from the one that holds `key` on.
+TERCET_INLINE void tiles_from(const Geometry& g, const LayerCall& call, const Task& task, int key, int count, const char** tiles) {
+    const char* head = call.kv + task.kv_head * g.head_bytes;
+    const std::int64_t* block = task.blocks + key / g.block_size;
+    std::int64_t offset = key % g.block_size / kTileKeys * g.tile_bytes;
+    for (int t = 0; t < count; ++t) {
+        tiles[t] = head + *block + offset;
+        offset += g.tile_bytes;
+        if (offset == g.half_bytes) {
+            offset = 0;
+            ++block;
+        }
+    }
+}
 
 struct RowLimits {
     int first_key[kMaxTaskRows];
@@ -90,13 +107,7 @@ TERCET_INLINE F16 masked(const F16& s, int first_lane_key, int first, int last) 
     return r;
 }
 
-// Fetches line `line` of four tiles, `offset` bytes behind where they begin, past the caches: it is used once.
-TERCET_INLINE void fetch_tiles(const char* const* tiles, std::int64_t offset, int line) {
-#pragma GCC unroll 4
-    for (int t = 0; t < kGroupTiles; ++t) __builtin_prefetch(tiles[t] + offset + 64 * line, 0, 0);
-}
-
-template <class C, int M, int ND, bool kFetch>
+template <class C, int M, int ND>
 TERCET_INLINE void add_values(const KeyGroup<C>& group, int begin, int end, const float (*p)[kGroupKeys],
                               const float* shrink, float* acc, int head_size, int column) {
     F16 sum[M][ND];
@@ -108,7 +119,6 @@ TERCET_INLINE void add_values(const KeyGroup<C>& group, int begin, int end, cons
     const int line_offset = column * 4;
     for (int step = begin; step < end; ++step) {
         const char* row = group.v[step] + line_offset;
-        if constexpr (kFetch) fetch_tiles(group.next, 0, column / 64 * (kGroupKeys / C::kStepKeys) + step + kEarlyLines);
         typename C::Line line[ND];
 #pragma GCC unroll 8
         for (int d = 0; d < ND; ++d) line[d] = C::load(row + 64 * d);
@@ -126,8 +136,8 @@ TERCET_INLINE void add_values(const KeyGroup<C>& group, int begin, int end, cons
     }
 }
 
-template <class C, int M, bool kFetch>
-TERCET_INLINE void scores(const Geometry& g, const KeyGroup<C>& group, const typename C::Step* q, int steps, F16 (&s)[M][kGroupTiles]) {
+template <class C, int M>
+TERCET_INLINE void scores(const KeyGroup<C>& group, const typename C::Step* q, int steps, F16 (&s)[M][kGroupTiles]) {
 #pragma GCC unroll 8
     for (int t0 = 0; t0 < kGroupTiles; t0 += kScoreTiles) {
         F16 sum[M][kScoreTiles];
@@ -138,9 +148,6 @@ TERCET_INLINE void scores(const Geometry& g, const KeyGroup<C>& group, const typ
         }
         for (int step = 0; step < steps; ++step) {
             typename C::Line line[kScoreTiles];
-            if constexpr (kFetch) {
-                if (t0 == 0) fetch_tiles(group.k, g.half_bytes, step);
-            }
 #pragma GCC unroll 8
             for (int t = 0; t < kScoreTiles; ++t) line[t] = C::load(group.k[t0 + t] + 64 * step);
 #pragma GCC unroll 8
@@ -187,16 +194,13 @@ TERCET_INLINE F16 soften(const Geometry& g, F16 (&s)[kGroupTiles], int start, bo
 }
 
 // Takes one group of keys into the online softmax of one row block.
-template <class C, int M, bool kFetch>
+template <class C, int M>
 __attribute__((noinline)) static void attend_rows(const Geometry& g, const KeyGroup<C>& group, const RowBlock& block,
                                              const BlockView& view) {
     const int head_size = g.head_size;
     F16 s[M][kGroupTiles];
-    scores<C, M, kFetch>(g, group, static_cast<const typename C::Step*>(view.q), head_size / C::kStepKeys, s);
+    scores<C, M>(group, static_cast<const typename C::Step*>(view.q), head_size / C::kStepKeys, s);
 
-    if constexpr (kFetch) {
-        for (int line = 0; line < kEarlyLines; ++line) fetch_tiles(group.next, 0, line);
-    }
     bool mask = false;
     for (int m = 0; m < M; ++m) {
         mask |= view.last_key[m] < group.start + kGroupKeys - 1 || view.first_key[m] > group.start;
@@ -219,33 +223,27 @@ __attribute__((noinline)) static void attend_rows(const Geometry& g, const KeyGr
     const int end = (smaller(block.max_key + 1 - group.start, kGroupKeys) + C::kStepKeys - 1) / C::kStepKeys;
     int column = 0;
     for (; column + 16 * kValueLines <= head_size; column += 16 * kValueLines) {
-        add_values<C, M, kValueLines, kFetch>(group, begin, end, p, shrink, view.acc, head_size, column);
+        add_values<C, M, kValueLines>(group, begin, end, p, shrink, view.acc, head_size, column);
     }
     if constexpr (kValueLines == 4) {
-        if (head_size - column == 48) add_values<C, M, 3, kFetch>(group, begin, end, p, shrink, view.acc, head_size, column);
-        if (head_size - column == 32) add_values<C, M, 2, kFetch>(group, begin, end, p, shrink, view.acc, head_size, column);
+        if (head_size - column == 48) add_values<C, M, 3>(group, begin, end, p, shrink, view.acc, head_size, column);
+        if (head_size - column == 32) add_values<C, M, 2>(group, begin, end, p, shrink, view.acc, head_size, column);
     }
-    if (head_size - column == 16) add_values<C, M, 1, kFetch>(group, begin, end, p, shrink, view.acc, head_size, column);
-}
-
-template <class C, int M>
-TERCET_INLINE void attend(const Geometry& g, const KeyGroup<C>& group, const RowBlock& block, const BlockView& view) {
-    if (group.next != nullptr) return attend_rows<C, M, true>(g, group, block, view);
-    attend_rows<C, M, false>(g, group, block, view);
+    if (head_size - column == 16) add_values<C, M, 1>(group, begin, end, p, shrink, view.acc, head_size, column);
 }
 
 template <class C>
 TERCET_INLINE void attend_block(const Geometry& g, const KeyGroup<C>& group, const RowBlock& block, const BlockView& view) {
     switch (block.rows) {
-        case 1: return attend<C, 1>(g, group, block, view);
-        case 2: return attend<C, 2>(g, group, block, view);
+        case 1: return attend_rows<C, 1>(g, group, block, view);
+        case 2: return attend_rows<C, 2>(g, group, block, view);
 #if defined(__AVX2__)
-        case 3: return attend<C, 3>(g, group, block, view);
-        case 4: return attend<C, 4>(g, group, block, view);
+        case 3: return attend_rows<C, 3>(g, group, block, view);
+        case 4: return attend_rows<C, 4>(g, group, block, view);
 #endif
 #if defined(__AVX512F__)
-        case 5: return attend<C, 5>(g, group, block, view);
-        case 6: return attend<C, 6>(g, group, block, view);
+        case 5: return attend_rows<C, 5>(g, group, block, view);
+        case 6: return attend_rows<C, 6>(g, group, block, view);
 #endif
         default: __builtin_unreachable();
     }

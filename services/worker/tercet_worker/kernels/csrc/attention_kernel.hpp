@@ -4,21 +4,21 @@
 // Include only from files compiled for one instruction set.
 #pragma once
 
-#include "attention_block.hpp"
+#include "attention_stream.hpp"
 
 namespace tercet {
 namespace {
 
-TERCET_INLINE std::int64_t tile_offset(const Geometry& g, std::int32_t block, int kv_head, int offset) {
-    return block * g.block_bytes + kv_head * 2 * g.half_bytes + (offset / kTileKeys) * g.tile_bytes;
-}
-
-// The first key that a task's first query sees, and the group of keys that a task begins with.
+// The first key that a task's first query sees.
 TERCET_INLINE int first_seen(const LayerCall& call, const Task& task) {
     return call.window > 0 ? larger(task.position - call.window + 1, 0) : 0;
 }
-TERCET_INLINE int first_group(const Task& task, int first_key) {
-    return larger(task.split_begin * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
+
+// The K tiles that a task reads from `key` on, kAheadTiles of them; where it has fewer, the last of them again.
+TERCET_INLINE void tiles_ahead(const Geometry& g, const LayerCall& call, const Task& task, int key, const char** tiles) {
+    const int count = smaller((task.context - key + kTileKeys - 1) / kTileKeys, kAheadTiles);
+    tiles_from(g, call, task, key, count, tiles);
+    for (int t = count; t < kAheadTiles; ++t) tiles[t] = tiles[count - 1];
 }
 
 // Finds the K tiles of keys [start, start + 64), of which [first, context) exist.
@@ -28,7 +28,7 @@ TERCET_INLINE void locate_keys(const Geometry& g, const LayerCall& call, const T
     const int tile_last = (smaller(task.context - start, kGroupKeys) - 1) / kTileKeys;
     for (int t = 0; t < kGroupTiles; ++t) {
         const int key = start + kTileKeys * smaller(larger(t, tile_first), tile_last);
-        tiles[t] = call.kv + tile_offset(g, task.blocks[key / g.block_size], task.kv_head, key % g.block_size);
+        tiles[t] = key_tile(g, call, task, key);
     }
 }
 
@@ -42,7 +42,7 @@ TERCET_INLINE void locate(const Geometry& g, const LayerCall& call, const Task& 
     group.start = start;
     locate_keys(g, call, task, start, first, group.k);
     for (int t = 0; t < kGroupTiles; ++t) {
-        const char* values = group.k[t] + g.half_bytes;
+        const char* values = group.k[t] + g.value_bytes;
         for (int step = 0; step < kTileSteps; ++step) group.v[t * kTileSteps + step] = values + step * step_bytes;
     }
     if constexpr (C::kStepKeys == 2) {
@@ -175,41 +175,45 @@ static void run(const Geometry& g, const LayerCall& call, const Task& task, cons
     const int last_key = limits.last_key[rows - 1];
     const bool several = task.split_end - task.split_begin > 1;
     begin_task(scratch, rows);
-    KeyGroup<C> groups[2];  // one that is read, and the one behind it
-    groups[0].next = groups[1].next = nullptr;
-    int current = 0;
-    const int first_start = first_group(task, first_key);
-    const char* following[kGroupTiles];
-    if (next != nullptr) {
-        const int key = first_seen(call, *next);
-        locate_keys(g, call, *next, first_group(*next, key), key, following);
-    }
-    const int task_end = smaller(task.split_end * kSplitKeys, last_key + 1);
-    if (first_start < task_end) locate<C>(g, call, task, first_start, first_key, scratch.edge, groups[0]);
-    for (int split = task.split_begin; split < task.split_end; ++split) {
-        begin_split(scratch, rows, head_size);
-        const int begin = larger(split * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
-        const int end = smaller((split + 1) * kSplitKeys, last_key + 1);
-        for (int start = begin; start < end; start += kGroupKeys) {
-            KeyGroup<C>& group = groups[current];
-            current ^= 1;
-            const bool more = start + kGroupKeys < task_end;
-            if (more) locate<C>(g, call, task, start + kGroupKeys, first_key, scratch.edge, groups[current]);
-            if (count == 1) group.next = more ? groups[current].k : next != nullptr ? following : group.k;
-            for (int b = 0; b < count; ++b) {
-                const RowBlock& block = blocks[b];
-                if (block.max_key < start || block.min_key >= start + kGroupKeys) continue;
-                const int first = block.first;
-                const BlockView view{static_cast<const typename C::Step*>(scratch.q) + first * steps,
-                                     scratch.acc + first * head_size,
-                                     scratch.lanes + first * 16,
-                                     scratch.max + first,
-                                     limits.first_key + first,
-                                     limits.last_key + first};
-                attend_block<C>(g, group, block, view);
+    if (rows <= kStreamRows) {
+        SplitValues<C> values;
+        const int last_tile = last_key / kTileKeys * kTileKeys;
+        const char* ahead[kAheadTiles];
+        for (int split = task.split_begin; split < task.split_end; ++split) {
+            begin_split(scratch, rows, head_size);
+            const int end = (split + 1) * kSplitKeys;
+            if (end > first_key && split * kSplitKeys <= last_key) {
+                const bool more = split + 1 < task.split_end && end <= last_key;
+                const Task& after = more || next == nullptr ? task : *next;
+                const int key = more ? end : next == nullptr ? last_tile : larger(next->split_begin * kSplitKeys, first_seen(call, *next));
+                tiles_ahead(g, call, after, smaller(key, after.context - 1), ahead);
+                attend_split<C>(g, call, task, split, limits, blocks, count, ahead, scratch, values);
             }
+            end_split(g, task, scratch, split, rows, several);
         }
-        end_split(g, task, scratch, split, rows, several);
+    } else {
+        KeyGroup<C> group;
+        for (int split = task.split_begin; split < task.split_end; ++split) {
+            begin_split(scratch, rows, head_size);
+            const int begin = larger(split * kSplitKeys, first_key / kGroupKeys * kGroupKeys);
+            const int end = smaller((split + 1) * kSplitKeys, last_key + 1);
+            for (int start = begin; start < end; start += kGroupKeys) {
+                locate<C>(g, call, task, start, first_key, scratch.edge, group);
+                for (int b = 0; b < count; ++b) {
+                    const RowBlock& block = blocks[b];
+                    if (block.max_key < start || block.min_key >= start + kGroupKeys) continue;
+                    const int first = block.first;
+                    const BlockView view{static_cast<const typename C::Step*>(scratch.q) + first * steps,
+                                         scratch.acc + first * head_size,
+                                         scratch.lanes + first * 16,
+                                         scratch.max + first,
+                                         limits.first_key + first,
+                                         limits.last_key + first};
+                    attend_block<C>(g, group, block, view);
+                }
+            }
+            end_split(g, task, scratch, split, rows, several);
+        }
     }
     if (task.partials == nullptr) write_out<C>(g, call, task, several ? scratch.total : scratch.acc, scratch.total_sum);
 }
@@ -241,13 +245,14 @@ static void write(const Geometry& g, const LayerCall& call, const std::int64_t* 
         const auto block = static_cast<std::int32_t>(slot / g.block_size);
         const auto offset = static_cast<int>(slot % g.block_size);
         const int lane = offset % kTileKeys;
+        char* place = call.kv + block_offset(g, block) + offset / kTileKeys * g.tile_bytes;
         for (int head = 0; head < g.kv_heads; ++head) {
-            char* tile = call.kv + tile_offset(g, block, head, offset);
+            char* tile = place + head * g.head_bytes;
             const std::int64_t from = static_cast<std::int64_t>(head) * head_size * static_cast<int>(sizeof(Element));
             const char* key = call.k + t * call.k_stride + from;
             for (int step = 0; step < head_size / kPair; ++step) std::memcpy(tile + 64 * step + 4 * lane, key + 4 * step, 4);
             const auto* value = reinterpret_cast<const Element*>(call.v + t * call.v_stride + from);
-            auto* line = reinterpret_cast<Element*>(tile + g.half_bytes) + (lane / kPair) * kPair * head_size + lane % kPair;
+            auto* line = reinterpret_cast<Element*>(tile + g.value_bytes) + (lane / kPair) * kPair * head_size + lane % kPair;
             for (int d = 0; d < head_size; ++d) line[d * kPair] = value[d];
         }
     }

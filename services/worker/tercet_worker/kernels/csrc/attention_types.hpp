@@ -2,7 +2,9 @@
 //
 // Shape suffixes: T tokens of the step, Hq query heads, Hkv KV heads, G = Hq / Hkv, D head size, B block size.
 //
-// KV layout. One arena, [layer][block][kv head][K tiles | V tiles]; a tile is 16 consecutive keys of one KV head.
+// KV layout. One arena, [layer][run of blocks][kv head][K tiles | V tiles]; a tile is 16 consecutive keys of one KV head. A run is
+// so many blocks with consecutive ids as a split has keys: where a request holds them all, which the first comer does, what a split
+// reads of a head is two streams, and processors fetch a stream by themselves, while they compute, far better than anything else.
 //   K tile   float32 [D][16], bfloat16 [D/2][16 keys][2]: one 64-byte line meets one broadcast value (or pair) of q and adds
 //            to the scores of 16 keys, with no horizontal sum.
 //   V tile   float32 [16][D], bfloat16 [16/2][D][2]: one 64-byte line meets one broadcast probability (or pair) and adds to
@@ -34,10 +36,13 @@ struct Geometry {
     std::int32_t block_size;
     std::int32_t num_layers;
     std::int32_t num_blocks;
+    std::int32_t run_blocks;   // of a run; the last one may have blocks beyond num_blocks
     std::int32_t element_bytes;
     std::int64_t tile_bytes;   // of one K or V tile
-    std::int64_t half_bytes;   // K tiles of one block and head; V follows
-    std::int64_t block_bytes;
+    std::int64_t half_bytes;   // K tiles, or V tiles, of one block and head
+    std::int64_t value_bytes;  // from a K tile to its V tile
+    std::int64_t head_bytes;   // from a head to the next
+    std::int64_t run_bytes;
     std::int64_t layer_bytes;
     float scale;      // of the scores
     float soft_cap;   // 0: none; else scores become cap * tanh(score / cap)
@@ -61,7 +66,7 @@ struct LayerCall {
 
 // A tile of query tokens of one request, one KV head, a range of splits.
 struct Task {
-    const std::int32_t* blocks;  // block ids of the request, from position 0
+    const std::int64_t* blocks;  // of the request, from position 0: where a block's K tiles of the first head are, see block_offset
     std::int32_t token;          // row of its first query in q and out
     std::int32_t tokens;
     std::int32_t position;  // absolute position of its first query
@@ -74,6 +79,11 @@ struct Task {
 
 // A partial row: maximum, sum, then D values from kPartialHeader on.
 constexpr int kPartialHeader = 16;
+
+// Bytes from the beginning of a layer to a block's K tiles of the first head.
+inline std::int64_t block_offset(const Geometry& g, std::int32_t block) {
+    return block / g.run_blocks * g.run_bytes + block % g.run_blocks * g.half_bytes;
+}
 
 // Working memory of one thread. Rows are ordered by token, then head.
 struct Scratch {
@@ -90,7 +100,7 @@ struct Scratch {
 struct AttentionKernels {
     // Writes K and V of tokens [begin, end) to the cache; slots[t] is block * B + offset, or -1: not written.
     void (*write)(const Geometry&, const LayerCall&, const std::int64_t* slots, std::int32_t begin, std::int32_t end);
-    // Attends for one task. `next`: what this thread probably does afterwards, whose first keys are fetched towards the end; or null.
+    // Attends for one task. `next`: what this thread probably does afterwards, whose first tile is fetched at the end; or null.
     void (*run)(const Geometry&, const LayerCall&, const Task&, const Task* next, const Scratch&);
     // Merges splits [0, task.split_end) of a split task and writes out.
     void (*merge)(const Geometry&, const LayerCall&, const Task&, const Scratch&);

@@ -64,7 +64,7 @@ Isa isa_best() {
 extern "C" {
 
 // Version of this C interface; raised when a signature or a struct changes.
-std::int32_t tercet_abi_version() { return 8; }
+std::int32_t tercet_abi_version() { return 9; }
 
 std::int32_t tercet_isa_best() { return static_cast<std::int32_t>(tercet::isa_best()); }
 

@@ -37,7 +37,11 @@ struct BFloat16Kv {
     static constexpr int kStepKeys = 2;
     static constexpr int kExpDegree = 4;
 
-    TERCET_INLINE Line load(const char* p) { return (__m512bh)_mm512_loadu_si512(p); }
+    TERCET_INLINE Line load(const char* p) {
+        __m512i line = _mm512_loadu_si512(p);
+        asm("" : "+v"(line));  // else compilers load it again for every row that meets it
+        return (__m512bh)line;
+    }
     TERCET_INLINE F16 dot(const F16& acc, const Line& line, const Step* s) {
         const __m512bh pair = (__m512bh)_mm512_set1_epi32(static_cast<int>(*s));
         return F16{{(vf)_mm512_dpbf16_ps((__m512)acc.part[0], line, pair)}};
