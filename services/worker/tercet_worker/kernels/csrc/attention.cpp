@@ -158,11 +158,21 @@ TercetAttentionProblem Attention::validate(const TercetAttentionStep& step) cons
     return kFine;
 }
 
-void Attention::cut(const TercetAttentionStep& step) {
+// Of the splits of a task, one after the other.
+std::size_t Attention::partial_bytes(const Task& task) const {
+    return static_cast<std::size_t>(task.split_end - task.split_begin) * partial_stride(task) * sizeof(float);
+}
+
+// Values of all rows of a task in one split.
+std::size_t Attention::partial_stride(const Task& task) const {
+    return static_cast<std::size_t>(task.tokens * geometry_.group_heads) * static_cast<std::size_t>(kPartialHeader + geometry_.head_size);
+}
+
+void Attention::cut(const TercetAttentionStep& step, Plan& plan) const {
     const Geometry& g = geometry_;
-    slot_mapping_.assign(step.slot_mapping, step.slot_mapping + step.tokens);
-    tokens_ = step.tokens;
-    used_tokens_ = step.query_start_loc[step.requests];
+    plan.slot_mapping.assign(step.slot_mapping, step.slot_mapping + step.tokens);
+    plan.tokens = step.tokens;
+    plan.used_tokens = step.query_start_loc[step.requests];
 
     // Where blocks are is kept, and the table not referred to: it may change while the step runs. Sized first: tasks point into it.
     std::size_t num_blocks = 0;
@@ -172,16 +182,16 @@ void Attention::cut(const TercetAttentionStep& step) {
         num_blocks += static_cast<std::size_t>(ceil_div(step.seq_lens[r], g.block_size));
         keys_per_head += queries * (step.seq_lens[r] - (queries - 1) / 2);
     }
-    blocks_.resize(num_blocks);
+    plan.blocks.resize(num_blocks);
     const double work = keys_per_head * g.query_heads * g.head_size;
-    serial_ = threads_ == 1 || work < kSerialWork;
+    plan.serial = threads_ == 1 || work < kSerialWork;
     const double most = keys_per_head * g.query_heads / (threads_ * kTasksPerThread);
 
     // Requests and tiles backwards: prefills come last in a batch and their last tiles are the longest, and long tasks go first.
-    tasks_.clear();
-    merges_.clear();
+    plan.tasks.clear();
+    plan.merges.clear();
     std::size_t partial_values = 0;
-    std::int64_t* kept = blocks_.data();
+    std::int64_t* kept = plan.blocks.data();
     for (std::int32_t r = step.requests - 1; r >= 0; --r) {
         const std::int32_t begin = step.query_start_loc[r];
         const std::int32_t queries = step.query_start_loc[r + 1] - begin;
@@ -200,28 +210,33 @@ void Attention::cut(const TercetAttentionStep& step) {
             const std::int32_t keys = task.position + task.tokens;
             const std::int32_t splits = ceil_div(keys, kSplitKeys);
             const std::int32_t rows = task.tokens * g.group_heads;
-            const bool split = !serial_ && keys > kMinSplitContext && static_cast<double>(keys) * rows > most;
+            const bool split = !plan.serial && keys > kMinSplitContext && static_cast<double>(keys) * rows > most;
             for (task.kv_head = 0; task.kv_head < g.kv_heads; ++task.kv_head) {
                 task.split_begin = 0;
                 task.split_end = splits;
                 if (!split) {
-                    tasks_.push_back(task);
+                    plan.tasks.push_back(task);
                     continue;
                 }
-                merges_.push_back(task);
+                plan.merges.push_back(task);
                 partial_values += static_cast<std::size_t>(splits * rows) * static_cast<std::size_t>(kPartialHeader + g.head_size);
             }
         }
     }
-    if (merges_.empty()) return;
-    if (partials_.size() < partial_values) partials_.resize(partial_values);
+    plan.result_bytes = 0;
+    for (const Task& task : plan.tasks) {
+        const std::int64_t bytes = static_cast<std::int64_t>(task.tokens) * g.group_heads * g.head_size * g.element_bytes;
+        plan.result_bytes = std::max(plan.result_bytes, static_cast<std::size_t>(bytes));
+    }
+    if (plan.merges.empty()) return;
+    if (plan.partials.size() < partial_values) plan.partials.resize(partial_values);
     std::vector<Task> whole;
-    whole.swap(tasks_);
+    whole.swap(plan.tasks);
     std::int32_t splits = 0;
-    for (const Task& merge : merges_) splits += merge.split_end;
+    for (const Task& merge : plan.merges) splits += merge.split_end;
     const std::int32_t each = std::max(1, splits / (threads_ * kPiecesPerThread));
-    float* partials = partials_.data();
-    for (Task& merge : merges_) {
+    float* partials = plan.partials.data();
+    for (Task& merge : plan.merges) {
         merge.partials = partials;
         partials += static_cast<std::ptrdiff_t>(merge.split_end) * merge.tokens * g.group_heads * (kPartialHeader + g.head_size);
         const std::int32_t pieces = ceil_div(merge.split_end, each);
@@ -229,23 +244,26 @@ void Attention::cut(const TercetAttentionStep& step) {
             Task piece = merge;
             piece.split_begin = merge.split_end * i / pieces;
             piece.split_end = merge.split_end * (i + 1) / pieces;
-            tasks_.push_back(piece);
+            plan.tasks.push_back(piece);
+            plan.result_bytes = std::max(plan.result_bytes, partial_bytes(piece));
         }
     }
-    tasks_.insert(tasks_.end(), whole.begin(), whole.end());
+    plan.tasks.insert(plan.tasks.end(), whole.begin(), whole.end());
 }
 
 TercetAttentionProblem Attention::plan(const TercetAttentionStep& step) {
-    planned_ = false;
+    planned_ = 1 - running_;
+    Plan& plan = plans_[planned_];
+    plan.sound = false;
     const TercetAttentionProblem found = validate(step);
     if (found.code != 0) return found;
-    cut(step);
-    planned_ = true;
+    cut(step, plan);
+    plan.sound = true;
     return kFine;
 }
 
 bool Attention::ready(std::int32_t layers, std::int32_t tokens) const {
-    return planned_ && tokens == tokens_ && layers <= geometry_.num_layers;
+    return plans_[planned_].sound && tokens == plans_[planned_].tokens && layers <= geometry_.num_layers;
 }
 
 void Attention::complete(std::int32_t layer, LayerCall& call) const {
@@ -254,28 +272,62 @@ void Attention::complete(std::int32_t layer, LayerCall& call) const {
 }
 
 void Attention::write(const LayerCall& call, std::int32_t begin, std::int32_t end) const {
-    kernels_->write(geometry_, call, slot_mapping_.data(), begin, end);
+    kernels_->write(geometry_, call, plans_[running_].slot_mapping.data(), begin, end);
 }
 
 void Attention::run_task(const LayerCall& call, std::int32_t task, std::int32_t next, std::int32_t thread) const {
-    kernels_->run(geometry_, call, tasks_[static_cast<std::size_t>(task)],
-                  next < tasks() ? &tasks_[static_cast<std::size_t>(next)] : nullptr, scratch_[static_cast<std::size_t>(thread)]);
+    const std::vector<Task>& all = plans_[running_].tasks;
+    kernels_->run(geometry_, call, all[static_cast<std::size_t>(task)], next < tasks() ? &all[static_cast<std::size_t>(next)] : nullptr,
+                  scratch_[static_cast<std::size_t>(thread)]);
+}
+
+void Attention::run_task(const LayerCall& call, std::int32_t task, std::int32_t next, std::int32_t thread, char* result) const {
+    const Geometry& g = geometry_;
+    const std::vector<Task>& all = plans_[running_].tasks;
+    Task mine = all[static_cast<std::size_t>(task)];
+    LayerCall here = call;
+    // The kernels count splits, tokens and heads from the first.
+    const auto from_first = [result](std::int64_t bytes) {
+        return reinterpret_cast<std::uintptr_t>(result) - static_cast<std::uintptr_t>(bytes);
+    };
+    if (mine.partials != nullptr) {
+        const auto before = static_cast<std::int64_t>(partial_stride(mine) * sizeof(float)) * mine.split_begin;
+        mine.partials = reinterpret_cast<float*>(from_first(before));
+    } else {
+        here.out_stride = head_result_bytes();
+        here.out = reinterpret_cast<char*>(from_first((mine.token + mine.kv_head) * here.out_stride));
+    }
+    kernels_->run(g, here, mine, next < tasks() ? &all[static_cast<std::size_t>(next)] : nullptr,
+                  scratch_[static_cast<std::size_t>(thread)]);
+}
+
+void Attention::keep_result(const LayerCall& call, std::int32_t task, const char* result) const {
+    const Task& whole = plans_[running_].tasks[static_cast<std::size_t>(task)];
+    if (whole.partials != nullptr) {
+        std::memcpy(whole.partials + partial_stride(whole) * static_cast<std::size_t>(whole.split_begin), result, partial_bytes(whole));
+        return;
+    }
+    const std::int64_t bytes = head_result_bytes();
+    char* out = call.out + whole.token * call.out_stride + whole.kv_head * bytes;
+    for (std::int32_t i = 0; i < whole.tokens; ++i) {
+        std::memcpy(out + i * call.out_stride, result + i * bytes, static_cast<std::size_t>(bytes));
+    }
 }
 
 void Attention::run_merge(const LayerCall& call, std::int32_t merge, std::int32_t thread) const {
-    kernels_->merge(geometry_, call, merges_[static_cast<std::size_t>(merge)], scratch_[static_cast<std::size_t>(thread)]);
+    kernels_->merge(geometry_, call, plans_[running_].merges[static_cast<std::size_t>(merge)], scratch_[static_cast<std::size_t>(thread)]);
 }
 
 void Attention::pad(const LayerCall& call) const {
     const Geometry& g = geometry_;
     const std::int64_t row_bytes = static_cast<std::int64_t>(g.query_heads) * g.head_size * g.element_bytes;
-    for (std::int32_t t = used_tokens_; t < tokens_; ++t) {
+    for (std::int32_t t = plans_[running_].used_tokens; t < plans_[running_].tokens; ++t) {
         std::memset(call.out + t * call.out_stride, 0, static_cast<std::size_t>(row_bytes));
     }
 }
 
 void Attention::run_serial(const LayerCall& call) {
-    write(call, 0, tokens_);
+    write(call, 0, plans_[running_].tokens);
     for (std::int32_t i = 0; i < tasks(); ++i) run_task(call, i, i + 1, 0);
     for (std::int32_t i = 0; i < merges(); ++i) run_merge(call, i, 0);
 }
@@ -284,9 +336,10 @@ void Attention::run_parallel(const LayerCall& call) {
 #pragma omp parallel num_threads(threads_)
     {
         // The runtime may give fewer threads than asked for, never more.
+        const std::int64_t tokens = plans_[running_].tokens;
         const std::int64_t team = omp_get_num_threads();
         const std::int32_t me = omp_get_thread_num();
-        write(call, static_cast<std::int32_t>(tokens_ * me / team), static_cast<std::int32_t>(tokens_ * (me + 1) / team));
+        write(call, static_cast<std::int32_t>(tokens * me / team), static_cast<std::int32_t>(tokens * (me + 1) / team));
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
         for (std::int32_t i = 0; i < tasks(); ++i) run_task(call, i, tasks(), me);
@@ -299,9 +352,10 @@ void Attention::run_parallel(const LayerCall& call) {
 
 TercetAttentionProblem Attention::forward(std::int32_t layer, LayerCall call) {
     if (layer < 0 || layer >= geometry_.num_layers) return problem(Problem::layer, -1, layer, geometry_.num_layers);
-    if (!planned_) return problem(Problem::no_plan);
+    if (!plans_[planned_].sound) return problem(Problem::no_plan);
+    begin();
     complete(layer, call);
-    if (serial_) {
+    if (plans_[running_].serial) {
         run_serial(call);
     } else {
         run_parallel(call);

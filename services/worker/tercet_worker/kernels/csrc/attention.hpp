@@ -81,17 +81,23 @@ class Attention {
     // Writes K and V of this step and attends, for one layer. call.kv and call.window are filled in here.
     TercetAttentionProblem forward(std::int32_t layer, LayerCall call);
 
-    // The same in parts, for a team of threads that is there already: complete() a call; write() all tokens; after a barrier
-    // run_task() each task once, on any thread below threads(); after another run_merge() each merge. pad() at any time.
+    // The same in parts, for a team of threads that is there already: begin() the step that is planned; for each layer complete() a call;
+    // write() all tokens; after a barrier run_task() each task, on any thread below threads(); after another run_merge() each merge.
+    // pad() at any time. A step that has begun is as it was until the next one begins, also while that is planned.
     bool ready(std::int32_t layers, std::int32_t tokens) const;
+    void begin() { running_ = planned_; }
     void complete(std::int32_t layer, LayerCall& call) const;
     void write(const LayerCall& call, std::int32_t begin, std::int32_t end) const;
     // `next`: what the thread probably runs after it; not below tasks() where that is nothing.
     void run_task(const LayerCall& call, std::int32_t task, std::int32_t next, std::int32_t thread) const;
+    // The same in two, so that a task may be run several times: into result_bytes() of memory, and from there to where it belongs.
+    void run_task(const LayerCall& call, std::int32_t task, std::int32_t next, std::int32_t thread, char* result) const;
+    void keep_result(const LayerCall& call, std::int32_t task, const char* result) const;
+    std::size_t result_bytes() const { return plans_[running_].result_bytes; }
     void run_merge(const LayerCall& call, std::int32_t merge, std::int32_t thread) const;
     void pad(const LayerCall& call) const;
-    std::int32_t tasks() const { return static_cast<std::int32_t>(tasks_.size()); }
-    std::int32_t merges() const { return static_cast<std::int32_t>(merges_.size()); }
+    std::int32_t tasks() const { return static_cast<std::int32_t>(plans_[running_].tasks.size()); }
+    std::int32_t merges() const { return static_cast<std::int32_t>(plans_[running_].merges.size()); }
     std::int32_t threads() const { return threads_; }
 
   private:
@@ -99,8 +105,27 @@ class Attention {
         void operator()(void* p) const;
     };
 
+    struct Plan {
+        bool sound = false;
+        bool serial = true;
+        std::int32_t tokens = 0;
+        std::int32_t used_tokens = 0;
+        std::size_t result_bytes = 0;  // of any task
+        std::vector<std::int64_t> slot_mapping;
+        std::vector<std::int64_t> blocks;
+        std::vector<Task> tasks;
+        std::vector<Task> merges;
+        std::vector<float> partials;
+    };
+
     TercetAttentionProblem validate(const TercetAttentionStep& step) const;
-    void cut(const TercetAttentionStep& step);
+    void cut(const TercetAttentionStep& step, Plan& plan) const;
+    std::size_t partial_bytes(const Task& task) const;
+    std::size_t partial_stride(const Task& task) const;
+    // What a query token gets from one KV head.
+    std::int64_t head_result_bytes() const {
+        return static_cast<std::int64_t>(geometry_.group_heads) * geometry_.head_size * geometry_.element_bytes;
+    }
     void run_serial(const LayerCall& call);
     void run_parallel(const LayerCall& call);
 
@@ -112,15 +137,9 @@ class Attention {
     std::unique_ptr<void, FreeAligned> scratch_memory_;
     std::vector<Scratch> scratch_;
 
-    bool planned_ = false;
-    bool serial_ = true;
-    std::int32_t tokens_ = 0;
-    std::int32_t used_tokens_ = 0;
-    std::vector<std::int64_t> slot_mapping_;
-    std::vector<std::int64_t> blocks_;
-    std::vector<Task> tasks_;
-    std::vector<Task> merges_;
-    std::vector<float> partials_;
+    Plan plans_[2];
+    std::int32_t running_ = 0;  // of the plans; the other is the one that plan() writes
+    std::int32_t planned_ = 0;  // the latest
 };
 
 }  // namespace tercet

@@ -102,11 +102,15 @@ void Program::begin(const TercetCall& call) {
     part.call = call;
     part.begin = call.section == 0 ? 0 : sections_[static_cast<std::size_t>(call.section - 1)];
     part.end = sections_[static_cast<std::size_t>(call.section)];
-    const auto* attention = static_cast<const Attention*>(call.attention);
+    auto* attention = static_cast<Attention*>(call.attention);
+    if (attention != nullptr) attention->begin();
     part.tasks = attention != nullptr ? attention->tasks() : 0;
     part.merges = attention != nullptr ? attention->merges() : 0;
     const auto rows = static_cast<std::size_t>(call.rows);
     std::size_t values = call.rows < kManyRows ? rows * widest_ : 0;
+    if (attention != nullptr && call.rows < kManyRows) {
+        values = std::max(values, (task_stretch(part.tasks) * attention->result_bytes() + sizeof(float) - 1) / sizeof(float));
+    }
     if (call.places != nullptr) values = std::max(values, rows * kBestOutputs);
     for (Own& own : own_) {
         if (own.values.size() < values) own.values.resize(values);
@@ -375,6 +379,11 @@ void Program::merge_best(const Part& part) const {
     }
 }
 
+// Tasks of attention in a unit.
+std::size_t Program::task_stretch(std::int32_t tasks) const {
+    return static_cast<std::size_t>(std::max(1, ceil_div(tasks, stages_.most())));
+}
+
 void Program::run_attention(const Part& part, const TercetOp& op, Stages::Walk& walk) {
     const auto& attention = *static_cast<const Attention*>(part.call.attention);
     const std::int64_t head_bytes = static_cast<std::int64_t>(op.head_size) * element_bytes_;
@@ -402,7 +411,27 @@ void Program::run_attention(const Part& part, const TercetOp& op, Stages::Walk& 
             for (std::int32_t i = unit * each; i < std::min(count, (unit + 1) * each); ++i) work(i);
         });
     };
-    in_order(part.tasks, [&](std::int32_t task) { attention.run_task(call, task, task + team_.size(), walk.thread); });
+    if (part.call.rows < kManyRows && team_.size() > 1) {
+        const std::size_t bytes = attention.result_bytes();
+        const auto each = static_cast<std::int32_t>(task_stretch(part.tasks));
+        char* own = reinterpret_cast<char*>(own_[static_cast<std::size_t>(walk.thread)].values.data());
+        const auto each_task = [&](std::int32_t unit, const auto& work) {
+            char* result = own;
+            for (std::int32_t i = unit * each; i < std::min(part.tasks, (unit + 1) * each); ++i, result += bytes) work(i, result);
+        };
+        stages_.again(
+            walk, ceil_div(part.tasks, each),
+            [&](std::int32_t unit) {
+                each_task(unit, [&](std::int32_t task, char* result) {
+                    attention.run_task(call, task, task + team_.size(), walk.thread, result);
+                });
+            },
+            [&](std::int32_t unit) {
+                each_task(unit, [&](std::int32_t task, const char* result) { attention.keep_result(call, task, result); });
+            });
+    } else {
+        in_order(part.tasks, [&](std::int32_t task) { attention.run_task(call, task, task + team_.size(), walk.thread); });
+    }
     if (part.merges > 0) in_order(part.merges, [&](std::int32_t merge) { attention.run_merge(call, merge, walk.thread); });
 }
 

@@ -124,7 +124,7 @@ class Program {
         TercetCall call;
         std::size_t begin;  // operations
         std::size_t end;
-        std::int32_t tasks;  // of attention, which may have another plan when a thread comes back
+        std::int32_t tasks;  // of attention
         std::int32_t merges;
     };
 
@@ -140,6 +140,7 @@ class Program {
     void run_few_rows(const Part& part, const TercetOp& op, const LinearCall& call, Stages::Walk& walk);
     void run_best(const Part& part, const TercetOp& op, Stages::Walk& walk);
     void run_attention(const Part& part, const TercetOp& op, Stages::Walk& walk);
+    std::size_t task_stretch(std::int32_t tasks) const;
     void multiply(const TercetOp& op, const LinearCall& call, const LinearPart& part) const;
     void angles(const TercetCall& call, const TercetOp& op, std::int32_t begin, std::int32_t end) const;
     template <class Work>
