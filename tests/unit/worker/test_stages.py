@@ -73,7 +73,9 @@ MODEL = replace(
 """The head is several units of each thread, and the number of its panels is odd."""
 STEPS = {1: 16, 2: 12, 16: 5, 40: 2}
 """By rows."""
-SLOTS, MAX_LEN = max(STEPS), 48
+SLOTS, MORE = max(STEPS), 48
+LONG = 3_000
+"""Tokens of context with which the task of a head is cut along it."""
 GREEDY = [SamplingParams(temperature=0.0)]
 DRAWN = [
     SamplingParams(temperature=1.2, seed=11),
@@ -87,9 +89,9 @@ ISA = Isa.GENERIC
 
 
 class World:
-    """A random model that decodes. Worlds of one kind have the same weights."""
+    """A random model that decodes from ``context`` cached tokens on. Worlds of one kind have the same weights."""
 
-    def __init__(self, library: KernelLibrary, kind: str, threads: int) -> None:
+    def __init__(self, library: KernelLibrary, kind: str, threads: int, context: int = 0) -> None:
         cpu, dtype = torch.device("cpu"), torch.bfloat16
         weights = PackedWeights(library, dtype, KINDS[kind])
         model = create_model(MODEL, Placement(dtype, cpu, weights))
@@ -102,9 +104,11 @@ class World:
             rows = torch.randn(destination.shape, generator=generator) * (0.15 if len(destination.shape) == 2 else 0.5)
             destination.store(0, (rows + 1 if "norm" in name else rows).to(dtype))
         assert any(matrix.format is not WeightFormat.DENSE for matrix in weights.matrices) == (kind == "quantized")
-        blocks = MAX_LEN // BLOCK
+        max_len = context + MORE
+        blocks = -(-max_len // BLOCK)
         attention = CpuAttention(spec_of(MODEL, dtype), library, threads=threads, isa=ISA)
-        attention.allocate_kv(MODEL.num_layers, SLOTS * blocks)
+        values = attention.allocate_kv(MODEL.num_layers, SLOTS * blocks).memory.view(dtype)
+        values.copy_(torch.randn(values.shape, generator=generator))
         self._model = CompiledModel(
             model,
             library,
@@ -114,17 +118,19 @@ class World:
             vocab_size=MODEL.vocab_size,
             isa=ISA,
         )
-        self._state = SlotState(slots=SLOTS, max_model_len=MAX_LEN, block_size=BLOCK, device=cpu)
+        self._state = SlotState(slots=SLOTS, max_model_len=max_len, block_size=BLOCK, device=cpu)
         limits = PlanLimits(MODEL.vocab_size, SLOTS * blocks, BLOCK, SLOTS)
         self._decode = DecodeSteps(self._model, attention, self._state, limits)
         order = np.random.default_rng(2).permutation(SLOTS * blocks)
         self._blocks = order.astype(np.int32).reshape(SLOTS, blocks)
+        self._context = context
 
     def steps(self, rows: int, params: list[SamplingParams]) -> list[tuple[list[int], str]]:
         """Returns of every step the tokens of ``rows`` requests, and a digest of what they were found from."""
         self._state.reset()
+        tokens = np.arange(3, self._context + 4, dtype=np.int32)
         new = [
-            NewSlot(Slot(row), 1, 1, np.array([17 * row + 3], np.int32), params[row % len(params)])
+            NewSlot(Slot(row), len(tokens), len(tokens), tokens + np.int32(17 * row), params[row % len(params)])
             for row in range(rows)
         ]
         plan = StepPlan(
@@ -133,7 +139,7 @@ class World:
             new=NewSlots.build(new),
             slots=np.arange(rows, dtype=np.int32),
             num_tokens=np.ones(rows, np.int32),
-            computed=np.zeros(rows, np.int32),
+            computed=np.full(rows, self._context, np.int32),
             samples=np.ones(rows, np.bool_),
             block_offsets=np.zeros(rows + 1, np.int32),
             block_ids=empty_i32(),
@@ -142,10 +148,11 @@ class World:
         plan.new = NewSlots.empty()
         found = []
         for step in range(STEPS[rows]):
-            plan.computed = np.full(rows, step, np.int32)
-            begun = int(step % BLOCK == 0)  # blocks
-            plan.block_offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(begun)
-            plan.block_ids = self._blocks[: rows * begun, step // BLOCK].copy()
+            position = self._context + step
+            plan.computed = np.full(rows, position, np.int32)
+            held, needed = (-(-position // BLOCK) if step else 0), position // BLOCK + 1
+            plan.block_offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(needed - held)
+            plan.block_ids = self._blocks[:rows, held:needed].ravel()
             assert self._decode.run(plan) is DecodeOutcome.DRAWN
             digest = blake2b(self._model.hidden[:rows].contiguous().view(torch.uint8).numpy().tobytes())
             if params is DRAWN:
@@ -222,3 +229,10 @@ def test_threads_without_processors_give_what_one_gives(
     crowded()
     for (rows, params), steps in zip(CASES, expected, strict=True):
         assert world.steps(rows, params) == steps, rows
+
+
+def test_long_contexts_do_not_wait_for_processors_either(library: KernelLibrary, crowded: Callable[[], None]) -> None:
+    expected = World(library, "dense", 1, LONG).steps(2, GREEDY)
+    world = World(library, "dense", 3, LONG)
+    crowded()
+    assert world.steps(2, GREEDY) == expected
