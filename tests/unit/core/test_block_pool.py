@@ -78,6 +78,13 @@ def test_tails_are_evicted_before_heads() -> None:
         assert len(pool.match(KEYS[:4])) == left
 
 
+def test_evicted_blocks_follow_each_other() -> None:
+    """Though tails go first: what reads them reads a stream."""
+    pool = BlockPool(8)
+    pool.release(_keyed(pool, 8))
+    assert pool.take(5).tolist() == [3, 4, 5, 6, 7]
+
+
 def test_the_least_recently_used_chain_goes_first() -> None:
     pool = BlockPool(4)
     pool.release(_keyed(pool, 2))

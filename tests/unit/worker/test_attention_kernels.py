@@ -194,7 +194,11 @@ def test_long_contexts_are_split_over_threads_with_the_same_result(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [16, 48, 512])
-@pytest.mark.parametrize("more", [{}, {"sliding_windows": (301, 0)}], ids=["full", "window"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"sliding_windows": (301, 0)}, {"sliding_windows": (4, 0)}],
+    ids=["full", "window", "both ends of it in a tile"],
+)
 def test_where_blocks_lie_changes_nothing(
     kind: str, library: KernelLibrary, dtype: torch.dtype, block_size: int, more: dict[str, object]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,6 +64,22 @@ def test_it_goes_on_as_blocks_are_used(storage: KvStorage) -> None:
     pages.reach(BLOCKS - 1)
     pages.close()
     assert all(resident(storage.memory))
+
+
+def test_whole_runs_of_blocks_are_taken(storage: KvStorage) -> None:
+    pages = PagesAhead(replace(storage, run_blocks=BLOCKS, parts=2))
+    pages.close()
+    assert all(resident(storage.memory)), "the first block has parts everywhere"
+
+
+def test_a_block_is_in_every_part_of_its_run() -> None:
+    memory = torch.zeros(LAYERS * 3 * 4 * 2 * 8, dtype=torch.uint8)  # three runs of two blocks, of which five count
+    storage = KvStorage(memory, LAYERS, 5, huge_pages=False, run_blocks=2, parts=4)
+    for block in range(5):
+        storage.block(block).add_(block + 1)
+    counts = torch.bincount(memory.long(), minlength=6).tolist()
+    assert counts == [LAYERS * 4 * 8] * 6
+    assert memory.view(LAYERS, 3, 4, 2, 8)[:, 2, :, 1].eq(0).all()
 
 
 def test_the_thread_ends_with_its_owner(storage: KvStorage) -> None:

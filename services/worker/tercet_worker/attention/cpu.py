@@ -91,7 +91,7 @@ class CpuAttention:
         return PagesAhead(self._storage)
 
     def bytes_per_block(self, num_layers: int) -> int:
-        """Returns the bytes of one block in all layers; the layout adds no padding."""
+        """Returns the bytes of one block in all layers; the last run of blocks may be filled up with unused ones."""
         return self.spec.bytes_per_block(num_layers)
 
     def allocate_kv(self, num_layers: int, num_blocks: int) -> KvStorage:
@@ -144,7 +144,7 @@ class CpuAttention:
         return storage
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Validates the step in C++, copies the block ids it needs and cuts it into tasks."""
+        """Validates the step in C++, keeps where the blocks it needs are, and cuts it into tasks."""
         self._tokens = -1
         if self._handle is None:
             raise checks.no_plan_error()

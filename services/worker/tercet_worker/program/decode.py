@@ -86,7 +86,7 @@ class DecodeSteps:
         if handle is None:
             raise ConfigurationError("there is no memory for the tables of decode steps")
         self._handle: int = handle
-        self._release = weakref.finalize(self, _destroy, model, handle)
+        self._release = weakref.finalize(self, _destroy, model, attention, handle)
         self._plan = DecodePlan(
             drawn=self._drawn.ctypes.data,
             highest=self._highest.ctypes.data,
@@ -139,6 +139,6 @@ class DecodeSteps:
         return StepResult(plan.step_id, offsets, self._drawn[:rows][finite], np.flatnonzero(~finite).astype(np.int32))
 
 
-def _destroy(model: CompiledModel, decoder: int) -> None:
-    """Ends what threads of the model's program may still look at, so the model is there until then."""
+def _destroy(model: CompiledModel, _attention: CpuAttention, decoder: int) -> None:
+    """Waits for late threads of the model's program. What they may still read is there until then."""
     model.cdll.tercet_decoder_destroy(decoder)

@@ -168,7 +168,7 @@ std::size_t Attention::partial_stride(const Task& task) const {
     return static_cast<std::size_t>(task.tokens * geometry_.group_heads) * static_cast<std::size_t>(kPartialHeader + geometry_.head_size);
 }
 
-void Attention::cut(const TercetAttentionStep& step, Plan& plan) const {
+void Attention::cut(const TercetAttentionStep& step, Plan& plan) {
     const Geometry& g = geometry_;
     plan.slot_mapping.assign(step.slot_mapping, step.slot_mapping + step.tokens);
     plan.tokens = step.tokens;
@@ -219,26 +219,25 @@ void Attention::cut(const TercetAttentionStep& step, Plan& plan) const {
                     continue;
                 }
                 plan.merges.push_back(task);
-                partial_values += static_cast<std::size_t>(splits * rows) * static_cast<std::size_t>(kPartialHeader + g.head_size);
+                partial_values += static_cast<std::size_t>(splits) * partial_stride(task);
             }
         }
     }
     plan.result_bytes = 0;
     for (const Task& task : plan.tasks) {
-        const std::int64_t bytes = static_cast<std::int64_t>(task.tokens) * g.group_heads * g.head_size * g.element_bytes;
-        plan.result_bytes = std::max(plan.result_bytes, static_cast<std::size_t>(bytes));
+        plan.result_bytes = std::max(plan.result_bytes, static_cast<std::size_t>(task.tokens * head_result_bytes()));
     }
     if (plan.merges.empty()) return;
-    if (plan.partials.size() < partial_values) plan.partials.resize(partial_values);
+    if (partials_.size() < partial_values) partials_.resize(partial_values);
     std::vector<Task> whole;
     whole.swap(plan.tasks);
     std::int32_t splits = 0;
     for (const Task& merge : plan.merges) splits += merge.split_end;
     const std::int32_t each = std::max(1, splits / (threads_ * kPiecesPerThread));
-    float* partials = plan.partials.data();
+    float* partials = partials_.data();
     for (Task& merge : plan.merges) {
         merge.partials = partials;
-        partials += static_cast<std::ptrdiff_t>(merge.split_end) * merge.tokens * g.group_heads * (kPartialHeader + g.head_size);
+        partials += static_cast<std::size_t>(merge.split_end) * partial_stride(merge);
         const std::int32_t pieces = ceil_div(merge.split_end, each);
         for (std::int32_t i = 0; i < pieces; ++i) {
             Task piece = merge;

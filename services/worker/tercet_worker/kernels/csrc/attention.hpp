@@ -78,12 +78,13 @@ class Attention {
     // Validates a step, keeps what the layers need of it, and cuts it into tasks. On a problem no plan is in force.
     TercetAttentionProblem plan(const TercetAttentionStep& step);
 
-    // Writes K and V of this step and attends, for one layer. call.kv and call.window are filled in here.
+    // Writes K and V of this step and attends, for one layer. call.kv and call.window are filled in here. Nobody runs an earlier step.
     TercetAttentionProblem forward(std::int32_t layer, LayerCall call);
 
     // The same in parts, for a team of threads that is there already: begin() the step that is planned; for each layer complete() a call;
     // write() all tokens; after a barrier run_task() each task, on any thread below threads(); after another run_merge() each merge.
-    // pad() at any time. A step that has begun is as it was until the next one begins, also while that is planned.
+    // pad() at any time. A step that has begun is as it was until the next one begins, also while that is planned: threads may be late.
+    // When it begins, none is.
     bool ready(std::int32_t layers, std::int32_t tokens) const;
     void begin() { running_ = planned_; }
     void complete(std::int32_t layer, LayerCall& call) const;
@@ -115,11 +116,10 @@ class Attention {
         std::vector<std::int64_t> blocks;
         std::vector<Task> tasks;
         std::vector<Task> merges;
-        std::vector<float> partials;
     };
 
     TercetAttentionProblem validate(const TercetAttentionStep& step) const;
-    void cut(const TercetAttentionStep& step, Plan& plan) const;
+    void cut(const TercetAttentionStep& step, Plan& plan);
     std::size_t partial_bytes(const Task& task) const;
     std::size_t partial_stride(const Task& task) const;
     // What a query token gets from one KV head.
@@ -140,6 +140,7 @@ class Attention {
     Plan plans_[2];
     std::int32_t running_ = 0;  // of the plans; the other is the one that plan() writes
     std::int32_t planned_ = 0;  // the latest
+    std::vector<float> partials_;  // of the latest: nobody who is late uses them
 };
 
 }  // namespace tercet

@@ -89,7 +89,8 @@ __attribute__((noinline)) static void score_tiles(const SplitTiles& tiles, const
     }
 }
 
-// Takes a split of keys into the online softmax of a row, which begins with it. Meanwhile `lines` lines from `ahead` on are fetched.
+// Takes a split of keys into the online softmax of a row, which begins with it. Meanwhile lines from `ahead` on are
+// fetched, `lines` in a whole split.
 template <class C>
 TERCET_INLINE void weigh_row(const Geometry& g, const SplitTiles& tiles, const float (*scores)[16], int first_key, int last_key,
                              float* max, float* lanes, float* shrink, float* weights, const char* ahead, int lines) {

@@ -3,8 +3,8 @@
 // Shape suffixes: T tokens of the step, Hq query heads, Hkv KV heads, G = Hq / Hkv, D head size, B block size.
 //
 // KV layout. One arena, [layer][run of blocks][kv head][K tiles | V tiles]; a tile is 16 consecutive keys of one KV head. A run is
-// so many blocks with consecutive ids as a split has keys: where a request holds them all, which the first comer does, what a split
-// reads of a head is two streams, and processors fetch a stream by themselves, while they compute, far better than anything else.
+// about so many blocks with consecutive ids as a split has keys: of a request that holds them in order, as the first comer does, a
+// split reads two streams for a head, and processors fetch a stream by themselves, while they compute, far better than anything else.
 //   K tile   float32 [D][16], bfloat16 [D/2][16 keys][2]: one 64-byte line meets one broadcast value (or pair) of q and adds
 //            to the scores of 16 keys, with no horizontal sum.
 //   V tile   float32 [16][D], bfloat16 [16/2][D][2]: one 64-byte line meets one broadcast probability (or pair) and adds to
@@ -52,7 +52,7 @@ struct Geometry {
 
 // One layer of one step.
 struct LayerCall {
-    char* kv;  // this layer's blocks
+    char* kv;  // where this layer begins
     const char* q;
     const char* k;
     const char* v;
@@ -100,7 +100,7 @@ struct Scratch {
 struct AttentionKernels {
     // Writes K and V of tokens [begin, end) to the cache; slots[t] is block * B + offset, or -1: not written.
     void (*write)(const Geometry&, const LayerCall&, const std::int64_t* slots, std::int32_t begin, std::int32_t end);
-    // Attends for one task. `next`: what this thread probably does afterwards, whose first tile is fetched at the end; or null.
+    // Attends for one task. `next`: what this thread probably does afterwards, or null; where rows are few, its first keys are fetched.
     void (*run)(const Geometry&, const LayerCall&, const Task&, const Task* next, const Scratch&);
     // Merges splits [0, task.split_end) of a split task and writes out.
     void (*merge)(const Geometry&, const LayerCall&, const Task&, const Scratch&);

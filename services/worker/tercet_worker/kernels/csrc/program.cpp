@@ -109,7 +109,8 @@ void Program::begin(const TercetCall& call) {
     const auto rows = static_cast<std::size_t>(call.rows);
     std::size_t values = call.rows < kManyRows ? rows * widest_ : 0;
     if (attention != nullptr && call.rows < kManyRows) {
-        values = std::max(values, (task_stretch(part.tasks) * attention->result_bytes() + sizeof(float) - 1) / sizeof(float));
+        const std::size_t bytes = static_cast<std::size_t>(task_stretch(part.tasks)) * attention->result_bytes();
+        values = std::max(values, (bytes + sizeof(float) - 1) / sizeof(float));
     }
     if (call.places != nullptr) values = std::max(values, rows * kBestOutputs);
     for (Own& own : own_) {
@@ -380,8 +381,8 @@ void Program::merge_best(const Part& part) const {
 }
 
 // Tasks of attention in a unit.
-std::size_t Program::task_stretch(std::int32_t tasks) const {
-    return static_cast<std::size_t>(std::max(1, ceil_div(tasks, stages_.most())));
+std::int32_t Program::task_stretch(std::int32_t tasks) const {
+    return std::max(1, ceil_div(tasks, stages_.most()));
 }
 
 void Program::run_attention(const Part& part, const TercetOp& op, Stages::Walk& walk) {
@@ -406,14 +407,14 @@ void Program::run_attention(const Part& part, const TercetOp& op, Stages::Walk& 
     });
     // The first come first, as they are the longest.
     const auto in_order = [&](std::int32_t count, const auto& work) {
-        const std::int32_t each = std::max(1, ceil_div(count, stages_.most()));
+        const std::int32_t each = task_stretch(count);
         stages_.once(walk, ceil_div(count, each), [&](std::int32_t unit) {
             for (std::int32_t i = unit * each; i < std::min(count, (unit + 1) * each); ++i) work(i);
         });
     };
     if (part.call.rows < kManyRows && team_.size() > 1) {
         const std::size_t bytes = attention.result_bytes();
-        const auto each = static_cast<std::int32_t>(task_stretch(part.tasks));
+        const std::int32_t each = task_stretch(part.tasks);
         char* own = reinterpret_cast<char*>(own_[static_cast<std::size_t>(walk.thread)].values.data());
         const auto each_task = [&](std::int32_t unit, const auto& work) {
             char* result = own;

@@ -1,7 +1,7 @@
 // A model's step as a list of operations over fixed buffers, executed by a team of threads in one call.
 //
-// Every operation is one stage or several (stages.hpp), of which threads take rows, outputs or tasks. Products with few rows, which
-// are most of the time of a decode step, can be done again: a thread that loses its processor, which the rest of the system needs,
+// Every operation is one stage or several (stages.hpp), of which threads take rows, outputs or tasks. Products and attention of few
+// rows, which are most of the time of a decode step, can be done again: a thread that loses its processor, which the rest of the system needs,
 // too, does not hold up the step. Sections are parts of the list that are run by themselves: the layers, and the head, which follows
 // for the rows that sample.
 #pragma once
@@ -140,7 +140,7 @@ class Program {
     void run_few_rows(const Part& part, const TercetOp& op, const LinearCall& call, Stages::Walk& walk);
     void run_best(const Part& part, const TercetOp& op, Stages::Walk& walk);
     void run_attention(const Part& part, const TercetOp& op, Stages::Walk& walk);
-    std::size_t task_stretch(std::int32_t tasks) const;
+    std::int32_t task_stretch(std::int32_t tasks) const;
     void multiply(const TercetOp& op, const LinearCall& call, const LinearPart& part) const;
     void angles(const TercetCall& call, const TercetOp& op, std::int32_t begin, std::int32_t end) const;
     template <class Work>

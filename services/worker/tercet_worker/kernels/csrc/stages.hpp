@@ -82,11 +82,14 @@ class Stages {
             write(unit);
             written(stage, unit);
         };
-        const std::int64_t start = again ? Team::now() : 0;
-        std::int32_t finished = 0;
+        std::int64_t last = again ? Team::now() : 0;
+        std::int64_t longest = 0;  // of the units that this thread has done
         for (std::int32_t unit = take(stage, count, walk.thread); unit >= 0; unit = take(stage, count, walk.thread)) {
             finish(unit);
-            ++finished;
+            if (!again) continue;
+            const std::int64_t now = Team::now();
+            longest = std::max(longest, now - last);
+            last = now;
         }
         std::int32_t first = 0;  // not known to be written
         const auto over = [&] {
@@ -95,8 +98,9 @@ class Stages {
         };
         if (over()) return;
         const std::int64_t begin = Team::now();
-        // What runs beside this thread is at most one unit behind.
-        const std::int64_t apart = again ? std::max(Team::kSpin, 2 * (begin - start) / std::max(finished, 1)) : Team::kSpin;
+        // What runs beside this thread is at most one unit behind, and units are of a size. Who has done none cannot know their size.
+        std::int64_t apart = Team::kSpin;
+        if (again) apart = longest > 0 ? std::max(apart, 2 * longest) : Team::kPatience;
         for (;;) {
             for (int i = 0; i < Team::kPausesPerLook; ++i) {
                 Team::pause();
