@@ -72,6 +72,18 @@ _PLAN_COLUMNS = (
 )  # fmt: skip
 
 
+def _without_rows() -> NewSlots:
+    """Returns columns that nobody can write to: all plans without new slots share them."""
+    new = NewSlots.empty()
+    for name, _ in _NEW_COLUMNS:
+        getattr(new, name).flags.writeable = False
+    return new
+
+
+# Made once: most plans have none, and two dozen arrays take longer to make than the rest of a plan to decode.
+_NO_NEW = _without_rows()
+
+
 def encode_plan(plan: StepPlan) -> bytes:
     """Returns the frame of ``plan``."""
     new = [getattr(plan.new, name).tobytes() for name, _ in _NEW_COLUMNS] if len(plan.new) else None
@@ -143,7 +155,7 @@ def _plan(frame: list[Any]) -> StepPlan:
         raise ProtocolError("A step plan has a wrong number of columns.")
     values = {name: _column(raw, kind) for raw, (name, kind) in zip(columns, _PLAN_COLUMNS, strict=True)}
     if new is None:
-        slots = NewSlots.empty()
+        slots = _NO_NEW
     elif isinstance(new, list) and len(new) == len(_NEW_COLUMNS):
         slots = NewSlots(**{name: _column(raw, kind) for raw, (name, kind) in zip(new, _NEW_COLUMNS, strict=True)})
     else:
@@ -165,18 +177,26 @@ def _plan_trace(raw: object) -> PlanTrace:
 
 
 def _check_plan(plan: StepPlan) -> None:
-    rows, fresh = len(plan.slots), len(plan.new)
+    rows = len(plan.slots)
     if any(len(column) != rows for column in (plan.num_tokens, plan.computed, plan.samples)):
         raise ProtocolError("The columns of a step plan differ in length.")
-    if any(len(getattr(plan.new, name)) != fresh for name in _NEW_ROW_COLUMNS):
-        raise ProtocolError("The columns of a step plan's new slots differ in length.")
     _check_ragged(plan.block_offsets, plan.block_ids, rows, optional=False)
     _check_ragged(plan.draft_offsets, plan.draft_ids, rows, optional=True)
     _check_ragged(plan.appended_offsets, plan.appended_ids, rows, optional=True)
+    if plan.new is not _NO_NEW:
+        _check_new(plan.new)
+
+
+def _check_new(new: NewSlots) -> None:
+    fresh, lens = len(new), new.bad_lens
     for offsets, flat in _NEW_RAGGED:
-        _check_ragged(getattr(plan.new, offsets), getattr(plan.new, flat), fresh, optional=False)
-    lens = plan.new.bad_lens
-    if len(plan.new.bias_values) != len(plan.new.bias_ids) or (lens < 1).any() or lens.sum() != len(plan.new.bad_ids):
+        _check_ragged(getattr(new, offsets), getattr(new, flat), fresh, optional=False)
+    if (
+        any(len(getattr(new, name)) != fresh for name in _NEW_ROW_COLUMNS)
+        or len(new.bias_values) != len(new.bias_ids)
+        or (lens < 1).any()
+        or lens.sum() != len(new.bad_ids)
+    ):
         raise ProtocolError("The columns of a step plan's new slots differ in length.")
 
 
