@@ -17,6 +17,7 @@ from tercet_shared.ipc.layout import MAX_READERS
 from tercet_shared.telemetry.tracing import PACKED_BYTES
 from tercet_shared.wire.step import (
     I32,
+    NO_NEW_SLOTS,
     PROTOCOL_VERSION,
     CoreWelcome,
     GrammarMask,
@@ -70,18 +71,6 @@ _PLAN_COLUMNS = (
     ("block_ids", "i"), ("draft_offsets", "i"), ("draft_ids", "i"), ("appended_offsets", "i"),
     ("appended_ids", "i"), ("gated", "i"),
 )  # fmt: skip
-
-
-def _without_rows() -> NewSlots:
-    """Returns columns that nobody can write to: all plans without new slots share them."""
-    new = NewSlots.empty()
-    for name, _ in _NEW_COLUMNS:
-        getattr(new, name).flags.writeable = False
-    return new
-
-
-# Made once: most plans have none, and two dozen arrays take longer to make than the rest of a plan to decode.
-_NO_NEW = _without_rows()
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -155,7 +144,7 @@ def _plan(frame: list[Any]) -> StepPlan:
         raise ProtocolError("A step plan has a wrong number of columns.")
     values = {name: _column(raw, kind) for raw, (name, kind) in zip(columns, _PLAN_COLUMNS, strict=True)}
     if new is None:
-        slots = _NO_NEW
+        slots = NO_NEW_SLOTS
     elif isinstance(new, list) and len(new) == len(_NEW_COLUMNS):
         slots = NewSlots(**{name: _column(raw, kind) for raw, (name, kind) in zip(new, _NEW_COLUMNS, strict=True)})
     else:
@@ -183,7 +172,7 @@ def _check_plan(plan: StepPlan) -> None:
     _check_ragged(plan.block_offsets, plan.block_ids, rows, optional=False)
     _check_ragged(plan.draft_offsets, plan.draft_ids, rows, optional=True)
     _check_ragged(plan.appended_offsets, plan.appended_ids, rows, optional=True)
-    if plan.new is not _NO_NEW:
+    if plan.new is not NO_NEW_SLOTS:
         _check_new(plan.new)
 
 

@@ -7,7 +7,7 @@ Legend: S scheduled rows of this step, N slots that begin (or begin again) with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NewType
 
 import numpy as np
@@ -287,3 +287,14 @@ class CoreWelcome:
     max_model_len: int
     max_batched_tokens: int
     pipeline_depth: int
+
+
+def _no_new_slots() -> NewSlots:
+    none = NewSlots.empty()
+    for column in fields(none):
+        getattr(none, column.name).flags.writeable = False
+    return none
+
+
+NO_NEW_SLOTS = _no_new_slots()
+"""Columns without rows, which nobody can write to: plans that start nothing share them, as making them takes long."""

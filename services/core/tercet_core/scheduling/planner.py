@@ -24,15 +24,12 @@ from tercet_core.scheduling.state import FlightRecord, NewRow, SchedulerState, b
 from tercet_shared.errors import InternalError
 from tercet_shared.hashing import block_key
 from tercet_shared.pooling import Pooling
-from tercet_shared.wire.step import NewSlot, NewSlots, Slot, StepPlan, empty_i32, offsets_of
+from tercet_shared.wire.step import NO_NEW_SLOTS, NewSlot, NewSlots, Slot, StepPlan, empty_i32, offsets_of
 
 if TYPE_CHECKING:
     from tercet_core.scheduling.request import Request
     from tercet_shared.hashing import BlockKey
     from tercet_shared.wire.step import I32, BlockId
-
-_NO_NEW = NewSlots.empty()
-"""Columns without rows, shared by all plans that start nothing; nobody writes to them."""
 
 _NO_TOKENS = empty_i32()
 
@@ -327,7 +324,7 @@ class Planner:
         plan = StepPlan(
             step_id=state.next_step,
             freed=np.array(state.freed, np.int32),
-            new=NewSlots.build([row.row for row in new]) if new else _NO_NEW,
+            new=NewSlots.build([row.row for row in new]) if new else NO_NEW_SLOTS,
             slots=slots,
             num_tokens=num_tokens,
             computed=computed,

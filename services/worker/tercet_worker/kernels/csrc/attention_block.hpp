@@ -7,6 +7,8 @@
 // and Gimelshein (arXiv:1805.02867), in base 2. Include only from files compiled for one instruction set.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_types.hpp"
 #include "kv_elements.hpp"
 
@@ -107,6 +109,17 @@ TERCET_INLINE F16 masked(const F16& s, int first_lane_key, int first, int last) 
     return r;
 }
 
+// Adds to each row's sums the lines of a step of values, times the row's weight of it.
+template <class C, int M, int ND, int kKeys>
+TERCET_INLINE void add_lines(const typename C::Line (&line)[ND], const float (*weights)[kKeys], int step, F16 (&sum)[M][ND]) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+        const auto* weight = reinterpret_cast<const typename C::Step*>(weights[m]) + step;
+#pragma GCC unroll 8
+        for (int d = 0; d < ND; ++d) sum[m][d] = C::dot(sum[m][d], line[d], weight);
+    }
+}
+
 template <class C, int M, int ND>
 TERCET_INLINE void add_values(const KeyGroup<C>& group, int begin, int end, const float (*p)[kGroupKeys],
                               const float* shrink, float* acc, int head_size, int column) {
@@ -122,12 +135,7 @@ TERCET_INLINE void add_values(const KeyGroup<C>& group, int begin, int end, cons
         typename C::Line line[ND];
 #pragma GCC unroll 8
         for (int d = 0; d < ND; ++d) line[d] = C::load(row + 64 * d);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) {
-            const auto* weight = reinterpret_cast<const typename C::Step*>(p[m]) + step;
-#pragma GCC unroll 8
-            for (int d = 0; d < ND; ++d) sum[m][d] = C::dot(sum[m][d], line[d], weight);
-        }
+        add_lines<C>(line, p, step, sum);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
@@ -232,18 +240,19 @@ __attribute__((noinline)) static void attend_rows(const Geometry& g, const KeyGr
     if (head_size - column == 16) add_values<C, M, 1>(group, begin, end, p, shrink, view.acc, head_size, column);
 }
 
-template <class C>
-TERCET_INLINE void attend_block(const Geometry& g, const KeyGroup<C>& group, const RowBlock& block, const BlockView& view) {
-    switch (block.rows) {
-        case 1: return attend_rows<C, 1>(g, group, block, view);
-        case 2: return attend_rows<C, 2>(g, group, block, view);
+// Calls what is compiled for so many rows of a block.
+template <class Work>
+TERCET_INLINE void with_rows(int rows, const Work& work) {
+    switch (rows) {
+        case 1: return work(std::integral_constant<int, 1>{});
+        case 2: return work(std::integral_constant<int, 2>{});
 #if defined(__AVX2__)
-        case 3: return attend_rows<C, 3>(g, group, block, view);
-        case 4: return attend_rows<C, 4>(g, group, block, view);
+        case 3: return work(std::integral_constant<int, 3>{});
+        case 4: return work(std::integral_constant<int, 4>{});
 #endif
 #if defined(__AVX512F__)
-        case 5: return attend_rows<C, 5>(g, group, block, view);
-        case 6: return attend_rows<C, 6>(g, group, block, view);
+        case 5: return work(std::integral_constant<int, 5>{});
+        case 6: return work(std::integral_constant<int, 6>{});
 #endif
         default: __builtin_unreachable();
     }

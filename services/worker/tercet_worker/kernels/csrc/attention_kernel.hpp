@@ -209,7 +209,7 @@ static void run(const Geometry& g, const LayerCall& call, const Task& task, cons
                                          scratch.max + first,
                                          limits.first_key + first,
                                          limits.last_key + first};
-                    attend_block<C>(g, group, block, view);
+                    with_rows(block.rows, [&](auto m) { attend_rows<C, m>(g, group, block, view); });
                 }
             }
             end_split(g, task, scratch, split, rows, several);

@@ -146,12 +146,7 @@ TERCET_INLINE void sum_values(const SplitTiles& tiles, int begin, int end, const
                 __builtin_prefetch(next + at, 0, 3);
                 line[d] = C::load(row + at);
             }
-#pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) {
-                const auto* weight = reinterpret_cast<const typename C::Step*>(weights[m]) + t * kTileSteps + step;
-#pragma GCC unroll 8
-                for (int d = 0; d < ND; ++d) sum[m][d] = C::dot(sum[m][d], line[d], weight);
-            }
+            add_lines<C>(line, weights, t * kTileSteps + step, sum);
         }
     }
 #pragma GCC unroll 8
@@ -176,43 +171,6 @@ __attribute__((noinline)) static void value_tiles(const Geometry& g, const Split
         if (head_size - column == 32) sum_values<C, M, 2>(tiles, begin, end, weights, shrink, fetch, acc, head_size, column);
     }
     if (head_size - column == 16) sum_values<C, M, 1>(tiles, begin, end, weights, shrink, fetch, acc, head_size, column);
-}
-
-template <class C>
-TERCET_INLINE void score_block(const SplitTiles& tiles, const RowBlock& block, const void* q, int steps, bool fetch,
-                               float (*s)[kSplitTiles][16]) {
-    const auto* packed = static_cast<const typename C::Step*>(q);
-    switch (block.rows) {
-        case 1: return score_tiles<C, 1>(tiles, packed, steps, fetch, s);
-        case 2: return score_tiles<C, 2>(tiles, packed, steps, fetch, s);
-#if defined(__AVX2__)
-        case 3: return score_tiles<C, 3>(tiles, packed, steps, fetch, s);
-        case 4: return score_tiles<C, 4>(tiles, packed, steps, fetch, s);
-#endif
-#if defined(__AVX512F__)
-        case 5: return score_tiles<C, 5>(tiles, packed, steps, fetch, s);
-        case 6: return score_tiles<C, 6>(tiles, packed, steps, fetch, s);
-#endif
-        default: __builtin_unreachable();
-    }
-}
-
-template <class C>
-TERCET_INLINE void value_block(const Geometry& g, const SplitTiles& tiles, const RowBlock& block, bool fetch,
-                               const float (*weights)[kSplitKeys], const float (*shrink)[16], float* acc) {
-    switch (block.rows) {
-        case 1: return value_tiles<C, 1>(g, tiles, block, fetch, weights, shrink, acc);
-        case 2: return value_tiles<C, 2>(g, tiles, block, fetch, weights, shrink, acc);
-#if defined(__AVX2__)
-        case 3: return value_tiles<C, 3>(g, tiles, block, fetch, weights, shrink, acc);
-        case 4: return value_tiles<C, 4>(g, tiles, block, fetch, weights, shrink, acc);
-#endif
-#if defined(__AVX512F__)
-        case 5: return value_tiles<C, 5>(g, tiles, block, fetch, weights, shrink, acc);
-        case 6: return value_tiles<C, 6>(g, tiles, block, fetch, weights, shrink, acc);
-#endif
-        default: __builtin_unreachable();
-    }
 }
 
 // Finds the tiles of a split of a task, of which keys [first_key, last_key] are seen, at least one of them in the split. A V tile that
@@ -269,8 +227,8 @@ TERCET_INLINE void attend_split(const Geometry& g, const LayerCall& call, const 
     }
     for (int b = 0; b < count; ++b) {
         const int first = blocks[b].first;
-        score_block<C>(tiles, blocks[b], static_cast<const typename C::Step*>(scratch.q) + first * steps, steps, b == 0,
-                       values.scores + first);
+        const auto* q = static_cast<const typename C::Step*>(scratch.q) + first * steps;
+        with_rows(blocks[b].rows, [&](auto m) { score_tiles<C, m>(tiles, q, steps, b == 0, values.scores + first); });
     }
     // Tiles behind those that the last keys have fetched.
     const int tile_lines = static_cast<int>(g.tile_bytes / 64);
@@ -284,8 +242,10 @@ TERCET_INLINE void attend_split(const Geometry& g, const LayerCall& call, const 
     }
     for (int b = 0; b < count; ++b) {
         const int first = blocks[b].first;
-        value_block<C>(g, tiles, blocks[b], b == 0, values.weights + first, values.shrink + first,
-                       scratch.acc + first * g.head_size);
+        with_rows(blocks[b].rows, [&](auto m) {
+            value_tiles<C, m>(g, tiles, blocks[b], b == 0, values.weights + first, values.shrink + first,
+                              scratch.acc + first * g.head_size);
+        });
     }
 }
 
