@@ -114,18 +114,18 @@ TERCET_INLINE void weigh_row(const Geometry& g, const SplitTiles& tiles, const f
     store16(lanes, sum);
 }
 
-// The weighted values of a split, in place of what `acc` holds.
+// Adds to the weighted values of tiles [first, last) of a split. Those before them are in `acc`, which begins with the split.
 template <class C, int M, int ND>
-TERCET_INLINE void sum_values(const SplitTiles& tiles, int begin, int end, const float (*weights)[kSplitKeys], const float (*shrink)[16],
-                              bool fetch, float* acc, int head_size, int column) {
+TERCET_INLINE void sum_values(const SplitTiles& tiles, int first, int last, int begin, int end, const float (*weights)[kSplitKeys],
+                              const float (*shrink)[16], bool fetch, float* acc, int head_size, int column) {
     constexpr int kTileSteps = kTileKeys / C::kStepKeys;
     F16 sum[M][ND];
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
-        for (int d = 0; d < ND; ++d) sum[m][d] = F16{};
+        for (int d = 0; d < ND; ++d) sum[m][d] = first == tiles.first ? F16{} : load16(acc + m * head_size + column + 16 * d);
     }
-    for (int t = tiles.first; t < tiles.last; ++t) {
+    for (int t = first; t < last; ++t) {
         if (t % kGroupTiles == 0 || t == tiles.first) {
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
@@ -134,11 +134,11 @@ TERCET_INLINE void sum_values(const SplitTiles& tiles, int begin, int end, const
                 for (int d = 0; d < ND; ++d) sum[m][d] = mul16(sum[m][d], by);
             }
         }
-        const int first = larger(begin - t * kTileSteps, 0);
-        const int last = smaller(end - t * kTileSteps, kTileSteps);
+        const int from = larger(begin - t * kTileSteps, 0);
+        const int to = smaller(end - t * kTileSteps, kTileSteps);
         const char* row = tiles.v[t] + 4 * column;
         const char* next = fetch ? tiles.v[t + kAheadTiles] + 4 * column : row;
-        for (int step = first; step < last; ++step) {
+        for (int step = from; step < to; ++step) {
             typename C::Line line[ND];
 #pragma GCC unroll 8
             for (int d = 0; d < ND; ++d) {
@@ -162,15 +162,23 @@ __attribute__((noinline)) static void value_tiles(const Geometry& g, const Split
     const int head_size = g.head_size;
     const int begin = larger(block.min_key - tiles.start, 0) / C::kStepKeys;
     const int end = (smaller(block.max_key + 1 - tiles.start, kSplitKeys) + C::kStepKeys - 1) / C::kStepKeys;
-    int column = 0;
-    for (; column + 16 * kValueLines <= head_size; column += 16 * kValueLines) {
-        sum_values<C, M, kValueLines>(tiles, begin, end, weights, shrink, fetch, acc, head_size, column);
+    // Where a pass does not take whole lines of values, a tile is finished before the next: memory is to be read once, and in order.
+    const int each = 16 * kValueLines < head_size ? 1 : kSplitTiles;
+    for (int t = tiles.first; t < tiles.last; t += each) {
+        const int last = smaller(t + each, tiles.last);
+        const auto sum = [&](auto lines, int column) __attribute__((always_inline)) {
+            sum_values<C, M, lines>(tiles, t, last, begin, end, weights, shrink, fetch, acc, head_size, column);
+        };
+        int column = 0;
+        for (; column + 16 * kValueLines <= head_size; column += 16 * kValueLines) {
+            sum(std::integral_constant<int, kValueLines>{}, column);
+        }
+        if constexpr (kValueLines == 4) {
+            if (head_size - column == 48) sum(std::integral_constant<int, 3>{}, column);
+            if (head_size - column == 32) sum(std::integral_constant<int, 2>{}, column);
+        }
+        if (head_size - column == 16) sum(std::integral_constant<int, 1>{}, column);
     }
-    if constexpr (kValueLines == 4) {
-        if (head_size - column == 48) sum_values<C, M, 3>(tiles, begin, end, weights, shrink, fetch, acc, head_size, column);
-        if (head_size - column == 32) sum_values<C, M, 2>(tiles, begin, end, weights, shrink, fetch, acc, head_size, column);
-    }
-    if (head_size - column == 16) sum_values<C, M, 1>(tiles, begin, end, weights, shrink, fetch, acc, head_size, column);
 }
 
 // Finds the tiles of a split of a task, of which keys [first_key, last_key] are seen, at least one of them in the split. A V tile that
