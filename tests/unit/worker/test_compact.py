@@ -16,10 +16,11 @@ from tercet_worker.program.weights import PackedMatrix, PackedWeights
 from tercet_worker.quantization import WeightFormat
 from tests.unit.worker.matmul_cases import OneOp, assert_margin_untouched, poisoned, product_op
 
+READING = {Isa.AVX2, Isa.AVX512, Isa.AVX512BF16}
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 18, 19, 31, 32, 33, 97, 200)
 
 
-@pytest.fixture(params=["AVX512", "AVX512BF16"])
+@pytest.fixture(params=sorted(isa.name for isa in READING))
 def isa(request: pytest.FixtureRequest, library: KernelLibrary) -> Isa:
     chosen = Isa[request.param]
     if chosen not in library.isas():
@@ -149,7 +150,7 @@ def test_what_stays_dense(isa: Isa, library: KernelLibrary, columns: int, output
 
 
 def test_other_instruction_sets_keep_dense_weights(library: KernelLibrary) -> None:
-    for isa in set(library.isas()) - {Isa.AVX512, Isa.AVX512BF16}:
+    for isa in set(library.isas()) - READING:
         weights = packed(library, [random_weights(64, 64)])
         weights.compact(isa)
         assert all(matrix.format is WeightFormat.DENSE for matrix in weights.matrices)
@@ -193,7 +194,7 @@ def test_instruction_sets_that_do_not_read_it_refuse_it(isa: Isa, library: Kerne
     weights.compact(isa)
     op = product_op(weights.matrices[1], Epilogue.STORE)
     op.kind = kind
-    for other in set(library.isas()) - {Isa.AVX512, Isa.AVX512BF16}:
+    for other in set(library.isas()) - READING:
         problem = ctypes.c_int32()
         program = library.cdll.tercet_program_create(1, int(other), 1, ctypes.byref(problem))
         assert library.cdll.tercet_program_add(program, ctypes.byref(op)) == ProgramProblem.ISA
@@ -212,7 +213,7 @@ def test_any_shape(
     library: KernelLibrary, panels: int, half_columns: int, rows: int, exceptions: int, seed: int
 ) -> None:
     columns = 2 * half_columns
-    for isa in set(library.isas()) & {Isa.AVX512, Isa.AVX512BF16}:
+    for isa in set(library.isas()) & READING:
         weights = packed(library, [random_weights(16 * panels - seed % 16, columns, exceptions=exceptions, seed=seed)])
         matrix = weights.matrices[1]
         expected = run(library, isa, matrix, inputs(rows, columns), Epilogue.STORE_FLOAT)

@@ -30,7 +30,7 @@ SANITIZE_FLAGS = (
     "-fno-sanitize-recover=undefined",
 )
 
-_AVX2 = ("-mavx2", "-mfma")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
 
 

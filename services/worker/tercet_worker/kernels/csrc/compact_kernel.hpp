@@ -286,6 +286,10 @@ static void linear_compact(const LinearCall& call, const LinearPart& part) {
     }
 }
 
+#endif
+
+#if defined(__AVX512BW__) || defined(TERCET_WIDE)
+
 static void gather_compact(const char* weights, std::int32_t in_features, const std::int32_t* ids, float scale, char* y,
                            std::int64_t y_stride, std::int32_t begin, std::int32_t end) {
     const auto& header = *reinterpret_cast<const CompactHeader*>(weights);

@@ -29,7 +29,7 @@ bool isa_available(Isa isa) {
             return true;
 #if defined(TERCET_HAVE_AVX2)
         case Isa::avx2:
-            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #endif
 #if defined(TERCET_HAVE_AVX512)
         case Isa::avx512:

@@ -39,7 +39,7 @@ constexpr int kPassing = -1;        // instead of lines fetched ahead: all lines
 constexpr int kPassingBytes = 4096;  // so far before they are used
 constexpr int kPrefetchTiles = 12;  // with more tiles than this, fetching the next group early gains nothing
 
-TERCET_INLINE int least(int a, int b) { return a < b ? a : b; }
+constexpr int least(int a, int b) { return a < b ? a : b; }
 
 // Where a tile reads weights: `line_stride` bytes from step to step. `ahead` is fetched into the second-level cache.
 struct TileWeights {
@@ -179,6 +179,9 @@ __attribute__((noinline)) static void run_tile(const LinearCall& call, const Til
     }
 }
 
+// One row takes four panels where that is more than a tile has: as many sums, and memory is read in its order.
+constexpr int kRowPanels = kWidth > 4 ? 4 : kTilePanels;
+
 template <class C, int R, int P>
 TERCET_INLINE void run_tile_ahead(const LinearCall& call, const TileJob& job, int ahead) {
     if constexpr (P == 4) {
@@ -222,6 +225,8 @@ TERCET_INLINE void run_tile_panels(const LinearCall& call, const TileJob& job, i
     switch (panels) {
 #if defined(__AVX512F__)
         case 4: return run_tile_rows<C, 4>(call, job, rows, ahead);
+#elif defined(__AVX2__)
+        case 4: return run_tile_ahead<C, 1, 4>(call, job, ahead);
 #endif
         case 2: return run_tile_rows<C, 2>(call, job, rows, 0);
         default: return run_tile_rows<C, 1>(call, job, rows, 0);
@@ -229,9 +234,10 @@ TERCET_INLINE void run_tile_panels(const LinearCall& call, const TileJob& job, i
 }
 
 // The largest tile width that lies within one group and the part.
-TERCET_INLINE int tile_panels(int panel, int end, int group_end) {
+TERCET_INLINE int tile_panels(int rows, int panel, int end, int group_end) {
     const int left = least(end, group_end) - panel;
-    return left >= kTilePanels ? kTilePanels : left >= 2 ? 2 : 1;
+    const int most = rows == 1 ? kRowPanels : kTilePanels;
+    return left >= most ? most : left >= 2 ? 2 : 1;
 }
 
 template <class C>
@@ -253,7 +259,7 @@ static void linear(const LinearCall& call, const LinearPart& part) {
         for (int panel = part.panel_begin; panel < part.panel_end;) {
             const int group = panel / kGroupPanels;
             const int group_panels = least(kGroupPanels, call.panels - group * kGroupPanels);
-            const int panels = tile_panels(panel, part.panel_end, group * kGroupPanels + group_panels);
+            const int panels = tile_panels(rows, panel, part.panel_end, group * kGroupPanels + group_panels);
             TileJob job{};
             job.panel = panel;
             job.weights.line_stride = kLineBytes * group_panels;

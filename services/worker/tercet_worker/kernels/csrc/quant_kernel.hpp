@@ -51,6 +51,12 @@ TERCET_INLINE F16 load_scales(const char* scales) {
     } else {
 #if defined(__AVX512F__)
         return F16{{(vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)))}};
+#elif defined(__F16C__)
+        F16 r;
+        TERCET_EACH {
+            r.part[i] = (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * i)));
+        }
+        return r;
 #else
         float values[16];
         for (int i = 0; i < 16; ++i) values[i] = read_scale<Q>(scales, i);
@@ -340,6 +346,7 @@ TERCET_INLINE void quant_gather(const char* weights, std::int32_t in_features, s
 #if defined(__AMX_BF16__)
 #include "quant_amx.hpp"
 #endif
+#include "quant_wide.hpp"
 
 namespace tercet {
 namespace {
@@ -360,6 +367,8 @@ static void linear_quant(WeightFormat format, const LinearCall& call, const Line
     with_format(format, [&](auto q) {
 #if defined(__AMX_BF16__)
         quant_linear_amx<decltype(q)>(call, part);
+#elif defined(TERCET_WIDE)
+        quant_linear_wide<decltype(q)>(call, part);
 #else
         quant_linear<decltype(q)>(call, part);
 #endif

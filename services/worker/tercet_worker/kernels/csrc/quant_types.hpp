@@ -5,7 +5,8 @@
 // whatever takes a group reads memory strictly in order. K is a multiple of the block.
 //
 //   four bits   line l (64 bytes) has steps 4l to 4l + 3 of the block, [16 outputs][2 k] of sixteen bits each, step 4l + j in bits
-//               4j to 4j + 3. Shifted into the mantissa of 16.0 they are the bfloat16 16 + q, ready to be multiplied.
+//               4j to 4j + 3. Shifted into the mantissa of 16.0 they are the bfloat16 16 + q, ready to be multiplied. Where float32 is
+//               multiplied, they are made floats where they stand (quant_wide.hpp).
 //   eight bits  each step has [16] signed bytes of the even k, then [16] of the odd ones.
 //
 // Products are summed per block in float32 over bfloat16 activations, and scaled once per block: nothing is rounded but the

@@ -3,8 +3,10 @@
 #pragma once
 
 #include "compact_kernel.hpp"
+#include "compact_wide.hpp"
 #include "draw_kernel.hpp"
 #include "linear_kernel.hpp"
+#include "linear_wide.hpp"
 #if defined(__AMX_BF16__)
 #include "linear_amx.hpp"
 #endif
@@ -196,6 +198,13 @@ static void scan_part(const float* logits, std::int32_t size, std::int64_t first
     }
 }
 
+static void linear_bfloat16(const LinearCall& call, const LinearPart& part) {
+#if defined(TERCET_WIDE)
+    if (part.row_end - part.row_begin > 1) return linear_wide(call, part);
+#endif
+    linear<BFloat16Linear>(call, part);
+}
+
 TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
     constexpr DrawKernels kDraw{draw_part, mass, collect, mass_of, draw_of};
     static const StepKernels kFloat32{
@@ -207,10 +216,12 @@ TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
         linear_amx, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
         linear_quant, pack_quant, gather_quant, nullptr, nullptr, 32, 64, kDraw};
 #else
-        linear<BFloat16Linear>, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
+        linear_bfloat16, pack<BFloat16Linear>, gather<BFloat16Linear>, norm<BFloat16Linear>, rotate<BFloat16Linear>, scan, scan_part,
         linear_quant, pack_quant, gather_quant,
 #if defined(__AVX512BW__)
         linear_compact, gather_compact,
+#elif defined(TERCET_WIDE)
+        linear_compact_wide, gather_compact,
 #else
         nullptr, nullptr,
 #endif

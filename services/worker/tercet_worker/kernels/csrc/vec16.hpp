@@ -26,6 +26,11 @@ constexpr int kWidth = 4;
 #endif
 constexpr int kParts = 16 / kWidth;
 
+// Products of bfloat16 have ways of their own: see linear_wide.hpp.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define TERCET_WIDE 1
+#endif
+
 typedef float vf __attribute__((vector_size(kWidth * 4)));
 typedef std::int32_t vi __attribute__((vector_size(kWidth * 4)));
 typedef std::uint32_t vu __attribute__((vector_size(kWidth * 4)));
@@ -43,6 +48,7 @@ constexpr float kNegInf = -__builtin_huge_valf();
 // x - 0 is x for every x, and the compiler turns it into a broadcast.
 TERCET_INLINE vf splat(float x) { return x - vf{}; }
 TERCET_INLINE vi splat_int(std::int32_t x) { return x - vi{}; }
+TERCET_INLINE vu splat_bits(std::uint32_t x) { return x - vu{}; }
 
 #define TERCET_EACH for (int i = 0; i < kParts; ++i)
 
@@ -128,6 +134,11 @@ TERCET_INLINE float first_lane(const F16& a) { return a.part[0][0]; }
 TERCET_INLINE float horizontal_max(const F16& a) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)a.part[0]);
+#elif defined(__AVX2__)
+    const __m256 eight = _mm256_max_ps((__m256)a.part[0], (__m256)a.part[1]);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 #else
     vf widest = a.part[0];
     for (int i = 1; i < kParts; ++i) widest = max_part(widest, a.part[i]);
@@ -139,12 +150,19 @@ TERCET_INLINE float horizontal_max(const F16& a) {
 
 // Sum over the lanes in a fixed order (halves, then quarters, …).
 TERCET_INLINE float horizontal_sum(const F16& a) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256 eight = (__m256)(a.part[0] + a.part[1]);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#else
     float lanes[16];
     std::memcpy(lanes, &a, sizeof lanes);
     for (int half = 8; half > 0; half /= 2) {
         for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
     }
     return lanes[0];
+#endif
 }
 
 // Coefficients of 2^f on [-0.5, 0.5], minimax in the relative error with constant term 1, so that 2^0 is exactly 1:
@@ -209,11 +227,14 @@ TERCET_INLINE void store16_bf16(void* p, const F16& a) {
     const __m256bh packed = _mm512_cvtneps_pbh((__m512)a.part[0]);
     std::memcpy(p, &packed, 32);
 #else
-    float lanes[16];
-    std::uint16_t packed[16];
-    std::memcpy(lanes, &a, sizeof lanes);
-    for (int i = 0; i < 16; ++i) packed[i] = to_bf16(lanes[i]);
-    std::memcpy(p, packed, sizeof packed);
+    typedef std::uint16_t vh __attribute__((vector_size(kWidth * 2)));
+    TERCET_EACH {
+        const vu bits = (vu)a.part[i];
+        const vu rounded = (bits + splat_bits(0x7fffu) + ((bits >> 16) & splat_bits(1u))) >> 16;
+        const vu quiet = bits >> 16 | splat_bits(0x40u);
+        const vh half = __builtin_convertvector(a.part[i] == a.part[i] ? rounded : quiet, vh);
+        std::memcpy(static_cast<char*>(p) + sizeof half * i, &half, sizeof half);
+    }
 #endif
 }
 
