@@ -161,13 +161,13 @@ def _of_processor(processor: Processor) -> list[Finding]:
                     "Serve small models only, or use a processor from 2013 or later.",
                 )
             )
-        elif not processor.fast_bfloat16:
+        elif not processor.bfloat16_products:
             found.append(
                 Finding(
                     "warning",
-                    "The processor has no instructions for bfloat16: the worker computes in float32, which takes twice "
-                    "the memory and time per token.",
-                    "A processor with AVX-512 BF16 or AMX is faster; --dtype bfloat16 saves the memory here.",
+                    "The processor has no instructions for bfloat16: prompts, and many streams at a time, take several "
+                    "times as long as with them. One stream does not.",
+                    "For those, use a processor with AVX-512 BF16 or AMX.",
                 )
             )
     if processor.quota is not None and processor.quota < processor.usable:

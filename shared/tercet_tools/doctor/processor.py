@@ -32,8 +32,8 @@ INSTRUCTION_SETS: Final = {
 }
 """Flags that matter to kernels, as Linux spells them, and as people do."""
 
-_FAST_BFLOAT16: Final = {"avx512_bf16", "amx_bf16"}
-_AVX512: Final = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_KERNELS: Final = {"avx2", "fma", "f16c"}
+_PRODUCTS: Final = {"avx512_bf16", "amx_bf16"}
 _AMX: Final = {"amx_tile", "amx_bf16"}
 
 
@@ -67,12 +67,17 @@ class Processor:
     @property
     def fast_bfloat16(self) -> bool:
         """Whether the worker computes in bfloat16 by itself."""
-        return bool(self.flags & _FAST_BFLOAT16)
+        return self.flags >= _KERNELS
+
+    @property
+    def bfloat16_products(self) -> bool:
+        """Whether it has instructions that multiply bfloat16."""
+        return bool(self.flags & _PRODUCTS)
 
     @property
     def compact_bfloat16(self) -> bool:
-        """Whether the worker makes dense bfloat16 weights compact: with AVX-512, of which AMX takes the place."""
-        return self.flags >= _AVX512 and not self.flags >= _AMX
+        """Whether the worker makes dense bfloat16 weights compact: with AVX2 or AVX-512, of which AMX takes the place."""
+        return self.flags >= _KERNELS and not self.flags >= _AMX
 
     @property
     def effective(self) -> float:

@@ -134,9 +134,10 @@ def test_too_big_is_one_sentence() -> None:
 
 
 def test_dtype_follows_the_processor() -> None:
-    assert choose_dtype("auto", frozenset({"avx512f", "avx512_bf16"})) is torch.bfloat16
-    assert choose_dtype("auto", frozenset({"amx_bf16"})) is torch.bfloat16
-    assert choose_dtype("auto", frozenset({"avx512f"})) is torch.float32
+    assert choose_dtype("auto", frozenset({"avx2", "fma", "f16c", "avx512_bf16"})) is torch.bfloat16
+    assert choose_dtype("auto", frozenset({"avx2", "fma", "f16c"})) is torch.bfloat16
+    assert choose_dtype("auto", frozenset({"avx", "f16c"})) is torch.float32
+    assert choose_dtype("auto", frozenset()) is torch.float32
     assert choose_dtype("bfloat16", frozenset()) is torch.bfloat16
     assert choose_dtype("float32", frozenset({"amx_bf16"})) is torch.float32
 

@@ -117,7 +117,8 @@ def test_the_model_s_estimate_is_called_one(seen: Examination) -> None:
     assert "an estimate" in text
     values = as_json(seen)["model"]
     assert values["decode_ceiling_estimate"]["bfloat16"] == pytest.approx(ceiling, abs=0.1)
-    assert values["forms"]["float32"]["nbytes"] == 2 * values["forms"]["bfloat16"]["nbytes"]
+    forms = values["forms"]
+    assert 3 * forms["float32"]["nbytes"] == 8 * forms["bfloat16"]["nbytes"], "twelve bits each"
     unmeasured = replace(seen, bandwidth=None)
     assert "an estimate" not in as_text(unmeasured)
     assert as_json(unmeasured)["model"]["decode_ceiling_estimate"] is None

@@ -30,7 +30,7 @@ def test_a_machine_without_limits(tmp_path: Path) -> None:
     root = machine(tmp_path)
     processor = read_processor(root, {0, 2})
     assert (processor.name, processor.online, processor.usable, processor.quota) == ("Fake CPU", 4, 2, None)
-    assert processor.instruction_sets == ["AVX2", "AVX-512", "AVX-512 BF16"]
+    assert processor.instruction_sets == ["AVX2", "FMA", "F16C", "AVX-512", "AVX-512 BF16"]
     assert processor.fast_bfloat16
     assert processor.effective == 2
     assert processor.load == 0.25
@@ -225,11 +225,10 @@ def test_compact_weights_take_three_quarters_once_they_are_loaded(tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "compact"),
     [
-        ("avx2 avx512f avx512bw avx512vl avx512dq", True),
-        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_bf16", True),
-        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16", False),
-        ("avx2 avx512f", False),
-        ("avx2", False),
+        ("avx2 fma f16c", True),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_bf16", True),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16", False),
+        ("avx f16c", False),
     ],
 )
 def test_processors_that_read_compact_weights(tmp_path: Path, flags: str, compact: bool) -> None:

@@ -27,7 +27,7 @@ def meminfo(total: int = 32 * GIB, available: int = 16 * GIB) -> str:
     )
 
 
-def machine(root: Path, flags: str = "avx2 avx512f avx512_bf16", pages: str = "always [madvise] never") -> Path:
+def machine(root: Path, flags: str = "avx2 fma f16c avx512f avx512_bf16", pages: str = "always [madvise] never") -> Path:
     """Writes a machine without limits."""
     return write(
         root,
