@@ -16,8 +16,8 @@ namespace {
 
 #if defined(TERCET_WIDE)
 
-constexpr int kWideSpan = 64;  // k at a time: 16 KiB of weights
-constexpr int kWideRows = 48;  // at a time
+constexpr int kWideSpan = 96;   // k at a time: 24 KiB of weights
+constexpr int kWideRows = 96;  // at a time
 constexpr int kWideTile = 6;   // rows of a tile: twelve sums, a line and a value
 
 // Rows, and a group of panels, over one span of k.

@@ -205,6 +205,12 @@ static void linear_bfloat16(const LinearCall& call, const LinearPart& part) {
     linear<BFloat16Linear>(call, part);
 }
 
+#if defined(TERCET_WIDE)
+constexpr std::int32_t kPieceRows = kWideRows;
+#else
+constexpr std::int32_t kPieceRows = 48;
+#endif
+
 TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
     constexpr DrawKernels kDraw{draw_part, mass, collect, mass_of, draw_of};
     static const StepKernels kFloat32{
@@ -225,7 +231,7 @@ TERCET_INLINE const StepKernels* step_kernels(Dtype dtype) {
 #else
         nullptr, nullptr,
 #endif
-        1, 48, kDraw};
+        1, kPieceRows, kDraw};
 #endif
     return dtype == Dtype::float32 ? &kFloat32 : &kBFloat16;
 }
