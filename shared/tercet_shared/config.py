@@ -268,8 +268,8 @@ class WorkerOptions(BaseModel):
     )
     compact_weights: bool = Field(
         True,
-        description="On a CPU with AVX2 or AVX-512 keep dense bfloat16 weights in twelve bits each, without loss: a model "
-        "takes a quarter less memory, and decoding that much less time.",
+        description="On a CPU with AVX2 or AVX-512 keep dense bfloat16 weights in twelve bits each, without loss: a "
+        "model takes a quarter less memory, and decoding that much less time.",
     )
     batch_invariant: bool = Field(
         False,

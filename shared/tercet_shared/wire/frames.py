@@ -183,15 +183,15 @@ def _check_new(new: NewSlots) -> None:
     if (
         any(len(getattr(new, name)) != fresh for name in _NEW_ROW_COLUMNS)
         or len(new.bias_values) != len(new.bias_ids)
-        or (lens < 1).any()
-        or lens.sum() != len(new.bad_ids)
+        or (len(lens) and (lens < 1).any())
+        or (int(lens.sum()) if len(lens) else 0) != len(new.bad_ids)
     ):
         raise ProtocolError("The columns of a step plan's new slots differ in length.")
 
 
 def _check_ragged(offsets: I32, flat: npt.NDArray[Any], rows: int, *, optional: bool) -> None:
-    if optional and len(offsets) == 0 and len(flat) == 0:
-        return
+    if not len(flat) and (not offsets.any() if len(offsets) == rows + 1 else optional and not len(offsets)):
+        return  # most are empty, and cost one question instead of three
     if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
         raise ProtocolError("The offsets of a ragged column in a frame on the worker link are malformed.")
 

@@ -132,6 +132,11 @@ class NewSlot:
     cached: int = 0
 
 
+def lengths_of(offsets: I32) -> I32:
+    """Returns the lengths of the runs between ``offsets``; `numpy.diff` takes eight times as long for a few."""
+    return offsets[1:] - offsets[:-1]
+
+
 def offsets_of(lengths: list[int]) -> I32:
     """Returns the offsets ``[n + 1]`` of ``n`` runs of these lengths laid end to end."""
     out = np.zeros(len(lengths) + 1, np.int32)

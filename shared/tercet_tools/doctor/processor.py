@@ -76,7 +76,7 @@ class Processor:
 
     @property
     def compact_bfloat16(self) -> bool:
-        """Whether the worker makes dense bfloat16 weights compact: with AVX2 or AVX-512, of which AMX takes the place."""
+        """Whether the worker makes dense bfloat16 weights compact: from AVX2 on; AMX takes its place."""
         return self.flags >= _KERNELS and not self.flags >= _AMX
 
     @property

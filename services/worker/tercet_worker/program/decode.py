@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from tercet_shared.errors import ConfigurationError, InternalError
-from tercet_shared.pooling import Pooling
 from tercet_shared.wire.step import StepResult, empty_i32
 from tercet_worker.kernels.decode_abi import DecodeOutcome, DecodePlan, DecodeTables
+from tercet_worker.state.slots import NOT_POOLED
 
 if TYPE_CHECKING:
     from tercet_shared.wire.step import StepPlan
@@ -97,12 +97,12 @@ class DecodeSteps:
     @staticmethod
     def may_be_plain(plan: StepPlan) -> bool:
         """Says what can be said without the state about whether ``plan`` is such a step."""
-        if len(plan.gated) or len(plan.appended_ids) or len(plan.draft_ids) or not (plan.num_tokens == 1).all():
+        if len(plan.gated) or len(plan.appended_ids) or len(plan.draft_ids) or (plan.num_tokens != 1).any():
             return False
         new = plan.new
         if not len(new):
             return True
-        asks = (new.logprobs >= 0) | (new.prompt_logprobs >= 0) | (new.pooling != Pooling.NONE)
+        asks = (new.logprobs >= 0) | (new.prompt_logprobs >= 0) | (new.pooling != NOT_POOLED)
         return not bool(asks.any())
 
     def run(self, plan: StepPlan) -> DecodeOutcome:

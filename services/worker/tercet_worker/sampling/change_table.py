@@ -68,24 +68,30 @@ class ChangeTable:
         """Replaces the rows of ``new.slots``, and returns what they ask for, as bits ``[N]``."""
         slots = new.slots
         self._prompt_lens[slots] = new.prompt_lens
-        self._penalties[slots] = np.stack((new.repetition, new.frequency, new.presence), axis=1)
+        self._penalties[slots] = np.array((new.repetition, new.frequency, new.presence)).T
         self._stops.put(slots, new.stop_offsets, new.stop_ids)
         self._bias_ids.put(slots, new.bias_offsets, new.bias_ids)
         self._bias_values.put(slots, new.bias_offsets, new.bias_values)
         self._allowed.put(slots, new.allowed_offsets, new.allowed_ids)
+        self._bad_lens.put(slots, new.bad_offsets, new.bad_lens)
+        self._put_bad_words(new)
+        penalized = (new.repetition != 1) | (new.frequency != 0) | (new.presence != 0)
+        asks: npt.NDArray[np.int32] = np.multiply(penalized, PENALIZED, dtype=np.int32)
+        if len(new.bias_ids):
+            asks[np.diff(new.bias_offsets) > 0] |= BIASED
+        if len(new.allowed_ids) or len(new.bad_lens):
+            asks[(np.diff(new.allowed_offsets) > 0) | (np.diff(new.bad_offsets) > 0)] |= RESTRICTED
+        return asks
+
+    def _put_bad_words(self, new: NewSlots) -> None:
+        if not len(new.bad_lens):
+            self._bad_starts.lengths[new.slots] = self._bad_ids.lengths[new.slots] = 0
+            return
         ends = np.concatenate(([0], np.cumsum(new.bad_lens, dtype=np.int64)))  # [W + 1]
         begins = ends[new.bad_offsets]  # [N + 1]
-        words = np.diff(new.bad_offsets)
-        self._bad_lens.put(slots, new.bad_offsets, new.bad_lens)
-        self._bad_starts.put(slots, new.bad_offsets, ends[:-1] - np.repeat(begins[:-1], words))
-        self._bad_ids.put(slots, begins, new.bad_ids)
-        penalized = (new.repetition != 1) | (new.frequency != 0) | (new.presence != 0)
-        asks: npt.NDArray[np.int32] = (
-            np.where(np.diff(new.bias_offsets) > 0, BIASED, 0)
-            | np.where(penalized, PENALIZED, 0)
-            | np.where((np.diff(new.allowed_offsets) > 0) | (words > 0), RESTRICTED, 0)
-        ).astype(np.int32)
-        return asks
+        starts = ends[:-1] - np.repeat(begins[:-1], np.diff(new.bad_offsets))
+        self._bad_starts.put(new.slots, new.bad_offsets, starts)
+        self._bad_ids.put(new.slots, begins, new.bad_ids)
 
     def changes(self, rows: DrawRows, *, gated: bool) -> Changes | None:
         """Returns what is done to the logits of ``rows``; None where it is nothing.

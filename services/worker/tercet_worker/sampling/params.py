@@ -86,13 +86,14 @@ class SamplingTable:
         floats = rows.view(np.float32)
         floats[:, _TEMPERATURE] = new.temperature
         floats[:, _TOP_P] = new.top_p
-        with np.errstate(divide="ignore"):  # log 0 = -inf: nothing is below it
-            floats[:, _LOG_MIN_P] = np.log(new.min_p)
+        floats[:, _LOG_MIN_P] = -np.inf  # the logarithm of 0: nothing is below it
+        if new.min_p.any():
+            np.log(new.min_p, out=floats[:, _LOG_MIN_P], where=new.min_p > 0)
         rows[:, _TOP_K] = new.top_k
         halves = np.ascontiguousarray(new.seed, "<u8").view(np.int32).reshape(-1, 2)
         rows[:, _SEED_LOW : _SEED_HIGH + 1] = halves
         rows[:, _MIN_LEN] = new.min_len
-        rows[:, _ASKS] = self._changes.put(new) | np.where(new.temperature > 0, _DRAWS, 0)
+        rows[:, _ASKS] = self._changes.put(new) | (new.temperature > 0) * np.int32(_DRAWS)
         self._table.put(new.slots, rows)
 
     def takes_best(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int32]) -> bool:

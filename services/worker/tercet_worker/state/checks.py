@@ -7,7 +7,7 @@ requests. All checks look at whole columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from tercet_shared.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     OFF,
 )
-from tercet_worker.state.slots import UNKNOWN, SlotState
+from tercet_shared.wire.step import lengths_of
+from tercet_worker.state.slots import NOT_POOLED, UNKNOWN, SlotState
 
 if TYPE_CHECKING:
     from tercet_shared.wire.step import NewSlots, StepPlan
@@ -60,89 +61,95 @@ def check_plan(plan: StepPlan, state: SlotState, limits: PlanLimits) -> None:
     _check_rows(plan, state, limits)
 
 
+_MEAN, _LAST_POOLING = int(Pooling.MEAN), int(max(Pooling))
+_LEAST_TOP_P = float(np.nextafter(np.float32(0), np.float32(1)))
+_LARGEST = float(np.finfo(np.float32).max)
+_PARAMETERS: Final = (
+    ("temperature", 0, _LARGEST),
+    ("top_k", 0, np.inf),
+    ("top_p", _LEAST_TOP_P, 1),
+    ("min_p", 0, 1),
+    ("presence", -2, 2),
+    ("frequency", -2, 2),
+    ("repetition", _LEAST_TOP_P, 100),
+    ("logprobs", OFF, MAX_LOGPROBS),
+    ("prompt_logprobs", OFF, MAX_LOGPROBS),
+)
+"""Columns of new slots with the least and the largest value that each may have."""
+_LEAST, _MOST = (np.array([bounds[i] for bounds in _PARAMETERS], np.float64)[:, None] for i in (1, 2))
+
+
 def _check_new(new: NewSlots, state: SlotState, limits: PlanLimits) -> None:
     if not len(new):
         return
     slots = new.slots
     _distinct(slots, state.slots, "new slot")
-    known = np.diff(new.token_offsets)
-    _refuse(slots, (known < 1) | (known > state.max_model_len), f"has not 1 to {state.max_model_len} tokens")
-    _refuse(slots, (new.prompt_lens < 1) | (new.prompt_lens > known), "has a prompt longer than its tokens, or none")
-    _refuse(slots, (new.cached < 0) | (new.cached > known), "has more cached tokens than tokens, or fewer than none")
+    known = lengths_of(new.token_offsets)
+    _refuse_first(
+        slots,
+        ((known < 1) | (known > state.max_model_len), f"has not 1 to {state.max_model_len} tokens"),
+        ((new.prompt_lens < 1) | (new.prompt_lens > known), "has a prompt longer than its tokens, or none"),
+        ((new.cached < 0) | (new.cached > known), "has more cached tokens than tokens, or fewer than none"),
+    )
     _in_range(new.token_ids, limits.vocab_size, "token id")
     for offsets, ids, limit, what in (
         (new.stop_offsets, new.stop_ids, MAX_STOP_TOKEN_IDS, "stop id"),
         (new.bias_offsets, new.bias_ids, MAX_LOGIT_BIAS, "biased id"),
         (new.allowed_offsets, new.allowed_ids, MAX_ALLOWED_TOKEN_IDS, "allowed id"),
     ):
-        _refuse(slots, np.diff(offsets) > limit, f"has more than {limit} {what}s")
-        _in_range(ids, limits.vocab_size, what)
-    _refuse(slots, np.diff(new.bad_offsets) > MAX_BAD_WORDS, f"has more than {MAX_BAD_WORDS} bad words")
-    owners = slots.repeat(np.diff(new.bad_offsets))
-    _refuse(owners, new.bad_lens > MAX_BAD_WORD_LENGTH, f"has a bad word of more than {MAX_BAD_WORD_LENGTH} tokens")
-    _in_range(new.bad_ids, limits.vocab_size, "bad word's id")
-    owners = slots.repeat(np.diff(new.bias_offsets))
-    _refuse(owners, ~(np.abs(new.bias_values) <= 100), "has a logit bias out of range")
-    _check_parameters(new)
-    pools = new.pooling != Pooling.NONE
-    _refuse(slots, (new.pooling < 0) | (new.pooling > max(Pooling)), "is to be pooled in an unknown way")
-    _refuse(slots, pools & (new.prompt_lens != known), "is to be pooled and has output")
-
-
-def _check_parameters(new: NewSlots) -> None:
-    sound = (
-        np.isfinite(new.temperature)
-        & (new.temperature >= 0)
-        & (new.top_k >= 0)
-        & (new.top_p > 0)
-        & (new.top_p <= 1)
-        & (new.min_p >= 0)
-        & (new.min_p <= 1)
-        & (np.abs(new.presence) <= 2)
-        & (np.abs(new.frequency) <= 2)
-        & (new.repetition > 0)
-        & (new.repetition <= 100)
-        & (new.logprobs >= OFF)
-        & (new.logprobs <= MAX_LOGPROBS)
-        & (new.prompt_logprobs >= OFF)
-        & (new.prompt_logprobs <= MAX_LOGPROBS)
-    )
-    _refuse(new.slots, ~sound, "has a sampling parameter out of range")
+        if len(ids):
+            _refuse(slots, np.diff(offsets) > limit, f"has more than {limit} {what}s")
+            _in_range(ids, limits.vocab_size, what)
+    if len(new.bad_lens):
+        _refuse(slots, np.diff(new.bad_offsets) > MAX_BAD_WORDS, f"has more than {MAX_BAD_WORDS} bad words")
+        owners = slots.repeat(np.diff(new.bad_offsets))
+        reason = f"has a bad word of more than {MAX_BAD_WORD_LENGTH} tokens"
+        _refuse(owners, new.bad_lens > MAX_BAD_WORD_LENGTH, reason)
+        _in_range(new.bad_ids, limits.vocab_size, "bad word's id")
+    if len(new.bias_ids):
+        owners = slots.repeat(np.diff(new.bias_offsets))
+        _refuse(owners, ~(np.abs(new.bias_values) <= 100), "has a logit bias out of range")
+    values = np.array([getattr(new, name) for name, _, _ in _PARAMETERS], np.float64)
+    sound = ((values >= _LEAST) & (values <= _MOST)).all(axis=0)  # what is not a number is neither
+    _refuse(slots, np.logical_not(sound), "has a sampling parameter out of range")
+    if new.pooling.any():
+        pools = new.pooling != NOT_POOLED
+        _refuse(slots, (new.pooling < 0) | (new.pooling > _LAST_POOLING), "is to be pooled in an unknown way")
+        _refuse(slots, pools & (new.prompt_lens != known), "is to be pooled and has output")
 
 
 def _check_rows(plan: StepPlan, state: SlotState, limits: PlanLimits) -> None:
-    slots = plan.slots
+    slots, new = plan.slots, plan.new
     if not len(slots):
         return
-    occupied, known, computed, cached, blocks, pooling = (
-        column.copy()
-        for column in (state.occupied, state.known, state.computed, state.cached, state.blocks, state.pooling)
-    )
-    occupied[plan.freed] = False
-    occupied[plan.new.slots] = True
-    known[plan.new.slots] = np.diff(plan.new.token_offsets)
-    computed[plan.new.slots] = UNKNOWN
-    cached[plan.new.slots] = plan.new.cached
-    blocks[plan.new.slots] = 0
-    pooling[plan.new.slots] = plan.new.pooling
-    _refuse(slots, np.logical_not(occupied[slots]), "is scheduled and holds no request")
-    _refuse(slots, (plan.num_tokens < 1) | (plan.num_tokens > limits.max_batched_tokens), "has a bad number of tokens")
+    occupied, counts, pooling = state.occupied, state.counts, state.pooling
+    if len(plan.freed) or len(new):  # as they will be
+        occupied, counts, pooling = occupied.copy(), counts.copy(), pooling.copy()
+        occupied[plan.freed] = False
+        occupied[new.slots] = True
+        counts[:, new.slots] = state.counts_of(new)
+        pooling[new.slots] = new.pooling
+    known, own, cached, blocks = counts[:, slots]
     total = int(plan.num_tokens.sum(dtype=np.int64))
+    free = np.logical_not(occupied[slots])
+    few = (plan.num_tokens < 1) | (plan.num_tokens > limits.max_batched_tokens)
+    _refuse_first(slots, (free, "is scheduled and holds no request"), (few, "has a bad number of tokens"))
     if total > limits.max_batched_tokens:
         raise ProtocolError(f"The plan has {total} tokens, more than the {limits.max_batched_tokens} of a step.")
-    own = computed[slots]
-    _refuse(slots, plan.computed < 0, "has a negative number of computed tokens")
-    _refuse(
-        slots, (own != UNKNOWN) & (own != plan.computed), "has another number of computed tokens than the plan says"
-    )
-    _refuse(slots, (own == UNKNOWN) & (plan.computed > cached[slots]), "begins behind its cached tokens")
-    pools = pooling[slots] != Pooling.NONE
-    _refuse(
+    begins = own == UNKNOWN
+    pools = pooling[slots]
+    _refuse_first(
         slots,
-        (pooling[slots] == Pooling.MEAN) & (own == UNKNOWN) & (plan.computed != 0),
-        "is to be pooled over all its tokens and does not begin with the first",
+        (plan.computed < 0, "has a negative number of computed tokens"),
+        (~begins & (own != plan.computed), "has another number of computed tokens than the plan says"),
+        (begins & (plan.computed > cached), "begins behind its cached tokens"),
+        (
+            (pools == _MEAN) & begins & (plan.computed != 0),
+            "is to be pooled over all its tokens and does not begin with the first",
+        ),
     )
-    texts = known[slots].astype(np.int64)
+    pools = pools != NOT_POOLED
+    texts = known.astype(np.int64)
     if len(plan.appended_ids):
         _in_range(plan.appended_ids, limits.vocab_size, "appended token id")
         more = np.diff(plan.appended_offsets)
@@ -150,20 +157,23 @@ def _check_rows(plan: StepPlan, state: SlotState, limits: PlanLimits) -> None:
         texts += more
         _refuse(slots, texts > state.max_model_len, f"has no room for its tokens ({state.max_model_len} at most)")
     ends = plan.computed.astype(np.int64) + plan.num_tokens
-    _refuse(slots, ends > texts, "is scheduled beyond its known tokens")
-    _refuse(slots, np.not_equal(plan.samples, ends == texts), "must sample at its last known token, and only there")
-    _refuse(
+    full = plan.samples & ~pools & (ends >= state.max_model_len)
+    _refuse_first(
         slots,
-        plan.samples & ~pools & (ends >= state.max_model_len),
-        f"has no room for a token ({state.max_model_len} at most)",
+        (ends > texts, "is scheduled beyond its known tokens"),
+        (np.not_equal(plan.samples, ends == texts), "must sample at its last known token, and only there"),
+        (full, f"has no room for a token ({state.max_model_len} at most)"),
     )
     if len(plan.gated):
         _check_gated(plan, pools)
     _in_range(plan.block_ids, limits.num_blocks, "block id")
-    held = blocks[slots] + np.diff(plan.block_offsets)
-    _refuse(slots, held > state.max_blocks, "holds more blocks than a request can fill")
-    least = np.maximum(ends, cached[slots])
-    _refuse(slots, held.astype(np.int64) * limits.block_size < least, "holds fewer blocks than its tokens need")
+    held = blocks + lengths_of(plan.block_offsets)
+    short = held.astype(np.int64) * limits.block_size < np.maximum(ends, cached)
+    _refuse_first(
+        slots,
+        (held > state.max_blocks, "holds more blocks than a request can fill"),
+        (short, "holds fewer blocks than its tokens need"),
+    )
 
 
 def _check_gated(plan: StepPlan, pools: _Bools) -> None:
@@ -174,6 +184,8 @@ def _check_gated(plan: StepPlan, pools: _Bools) -> None:
 
 
 def _in_range(ids: _Ints, limit: int, what: str) -> None:
+    if not len(ids):
+        return
     wrong = (ids < 0) | (ids >= limit)
     if wrong.any():
         raise ProtocolError(f"The plan names a {what} {ids[wrong.argmax()]}, not one of 0 to {limit - 1}.")
@@ -181,6 +193,8 @@ def _in_range(ids: _Ints, limit: int, what: str) -> None:
 
 def _distinct(slots: _Ints, limit: int, what: str) -> None:
     _in_range(slots, limit, what)
+    if len(slots) < 2:
+        return
     counts = np.bincount(slots, minlength=1)
     if (counts > 1).any():
         raise ProtocolError(f"The plan names the {what} {counts.argmax()} twice.")
@@ -189,3 +203,10 @@ def _distinct(slots: _Ints, limit: int, what: str) -> None:
 def _refuse(slots: _Ints, wrong: _Bools, reason: str) -> None:
     if wrong.any():
         raise ProtocolError(f"Slot {slots[wrong.argmax()]} of the plan {reason}.")
+
+
+def _refuse_first(slots: _Ints, *problems: tuple[_Bools, str]) -> None:
+    """Refuses the plan for the first of ``problems`` that a slot has: a question less for each of the others."""
+    if np.concatenate([wrong for wrong, _ in problems]).any():
+        for wrong, reason in problems:
+            _refuse(slots, wrong, reason)

@@ -50,11 +50,13 @@ class RaggedTable:
 
     def put(self, index: npt.NDArray[Any], offsets: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
         """Replaces rows ``index [N]`` by the runs of ``values`` between ``offsets [N + 1]``."""
+        if not len(values):
+            self.lengths[index] = 0
+            return
         counts = np.diff(offsets)
         self.lengths[index] = counts
-        if len(values):
-            row, column = ragged_index(counts)
-            self._values[index[row], column] = values
+        row, column = ragged_index(counts)
+        self._values[index[row], column] = values
 
     def gather(self, index: npt.NDArray[Any]) -> tuple[I64, npt.NDArray[Any]]:
         """Returns the values of rows ``index [N]`` end to end, and for each which of the N it belongs to."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tercet_shared.pooling import Pooling
+from tercet_shared.wire.step import lengths_of
 from tercet_worker.sampling.params import SamplingTable
 from tercet_worker.state.mirror import ragged_index, to_device
 
@@ -30,6 +31,9 @@ HandOver = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], No
 UNKNOWN = -1
 """Computed tokens of a slot that was filled but not scheduled yet: its first plan says where it begins (prefix
 cache)."""
+
+NOT_POOLED = int(Pooling.NONE)
+"""An integer, which columns are compared with at a tenth of the time."""
 
 LOGPROBS, PROMPT_LOGPROBS, POOLING = 1, 2, 4
 """What a slot asks for beside tokens: bits of `SlotState.asks`."""
@@ -65,10 +69,12 @@ class SlotState:
         self.device = device
         self.occupied: npt.NDArray[np.bool_] = np.zeros(slots, np.bool_)
         self.epochs: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.known: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # tokens in the buffer, sampled ones included
-        self.computed: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # tokens whose KV is written, or UNKNOWN
-        self.cached: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # leading tokens whose KV came with the blocks
-        self.blocks: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # entries of the block table
+        self.counts: npt.NDArray[np.int32] = np.zeros((4, slots), np.int32)
+        """The next four, which change and are looked at together."""
+        self.known: npt.NDArray[np.int32] = self.counts[0]  # tokens in the buffer, sampled ones included
+        self.computed: npt.NDArray[np.int32] = self.counts[1]  # tokens whose KV is written, or UNKNOWN
+        self.cached: npt.NDArray[np.int32] = self.counts[2]  # leading tokens whose KV came with the blocks
+        self.blocks: npt.NDArray[np.int32] = self.counts[3]  # entries of the block table
         self.prompt_lens: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
         self.asks: npt.NDArray[np.int8] = np.zeros(slots, np.int8)  # LOGPROBS | PROMPT_LOGPROBS | POOLING
         self.logprobs: npt.NDArray[np.int32] = np.zeros(slots, np.int32)  # alternatives per output token; -1: none
@@ -81,6 +87,7 @@ class SlotState:
             self.block_tables.numpy() if on_host else np.empty((slots, self.max_blocks), np.int32)
         )
         """The block tables for decisions on the host; one memory with the device's where that is the CPU."""
+        self._host_tokens: npt.NDArray[np.int32] | None = self.tokens.numpy() if on_host else None
         self.sampling = SamplingTable(self.tokens)
 
     def reset(self) -> None:
@@ -110,7 +117,7 @@ class SlotState:
 
     def draws(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """Returns which rows of an applied plan draw a token: those that sample and are not to be pooled."""
-        drawing: npt.NDArray[np.bool_] = plan.samples & (self.pooling[plan.slots] == Pooling.NONE)
+        drawing: npt.NDArray[np.bool_] = plan.samples & (self.pooling[plan.slots] == NOT_POOLED)
         return drawing
 
     def write_drawn(self, rows: SampleRows, token_ids: torch.Tensor) -> None:
@@ -129,14 +136,19 @@ class SlotState:
         """Returns ``array`` on the device."""
         return to_device(array, self.device)
 
+    @staticmethod
+    def counts_of(new: NewSlots) -> npt.NDArray[np.int32]:
+        """Returns `counts` of slots that are filled, int32 ``[4, N]``."""
+        counts = np.zeros((4, len(new)), np.int32)
+        counts[0] = lengths_of(new.token_offsets)
+        counts[1] = UNKNOWN
+        counts[2] = new.cached
+        return counts
+
     def _fill(self, new: NewSlots) -> None:
-        counts = np.diff(new.token_offsets)
         self.occupied[new.slots] = True
         self.epochs[new.slots] = new.epochs
-        self.known[new.slots] = counts
-        self.computed[new.slots] = UNKNOWN
-        self.cached[new.slots] = new.cached
-        self.blocks[new.slots] = 0
+        self.counts[:, new.slots] = self.counts_of(new)
         self.prompt_lens[new.slots] = new.prompt_lens
         self.logprobs[new.slots] = new.logprobs
         self.prompt_logprobs[new.slots] = new.prompt_logprobs
@@ -144,10 +156,15 @@ class SlotState:
         self.asks[new.slots] = (
             (new.logprobs >= 0) * LOGPROBS
             | (new.prompt_logprobs >= 0) * PROMPT_LOGPROBS
-            | (new.pooling != Pooling.NONE) * POOLING
+            | (new.pooling != NOT_POOLED) * POOLING
         )
         self.sampling.put(new)
-        row, column = ragged_index(counts)
+        if self._host_tokens is not None:
+            begins = new.token_offsets.tolist()
+            for i, slot in enumerate(new.slots.tolist()):
+                self._host_tokens[slot, : begins[i + 1] - begins[i]] = new.token_ids[begins[i] : begins[i + 1]]
+            return
+        row, column = ragged_index(np.diff(new.token_offsets))
         self._write(self.tokens, new.slots[row].astype(np.int64), column, new.token_ids)
 
     def _append_tokens(self, plan: StepPlan) -> None:

@@ -27,7 +27,10 @@ def meminfo(total: int = 32 * GIB, available: int = 16 * GIB) -> str:
     )
 
 
-def machine(root: Path, flags: str = "avx2 fma f16c avx512f avx512_bf16", pages: str = "always [madvise] never") -> Path:
+FLAGS = "avx2 fma f16c avx512f avx512_bf16"
+
+
+def machine(root: Path, flags: str = FLAGS, pages: str = "always [madvise] never") -> Path:
     """Writes a machine without limits."""
     return write(
         root,
