@@ -11,8 +11,10 @@ import torch
 if TYPE_CHECKING:
     from tercet_shared.config import Dtype
 
-_BFLOAT16 = {"avx2", "fma", "f16c"}
-"""What the processor must have for kernels that compute in bfloat16 at least as fast as in float32."""
+_KERNELS = {"avx2", "fma", "f16c"}
+"""What the processor must have for the compiled kernels to be as fast in bfloat16 as in float32."""
+_PRODUCTS = {"avx512_bf16", "amx_bf16"}
+"""Instructions that multiply bfloat16, one of which torch must have for that."""
 
 
 _SMALL_WEIGHTS = 48 * 1024 * 1024
@@ -46,11 +48,16 @@ def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset()
 
 
-def choose_dtype(wanted: Dtype, flags: frozenset[str]) -> torch.dtype:
+def choose_dtype(wanted: Dtype, flags: frozenset[str], *, compiled: bool) -> torch.dtype:
     """Returns the dtype to compute in; ``auto`` takes bfloat16 where that is not slower: half as many bytes are read.
 
-    Processors without products of bfloat16 widen what they have read; see ``csrc/linear_wide.hpp``.
+    Args:
+        wanted: by the settings.
+        flags: of the processor.
+        compiled: whether there are compiled kernels. Where the processor has no products of bfloat16 they widen what
+            they have read (``csrc/linear_wide.hpp``), while torch is slow.
     """
     if wanted == "auto":
-        return torch.bfloat16 if flags >= _BFLOAT16 else torch.float32
+        fast = flags >= _KERNELS if compiled else bool(flags & _PRODUCTS)
+        return torch.bfloat16 if fast else torch.float32
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32

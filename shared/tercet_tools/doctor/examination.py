@@ -153,11 +153,11 @@ def _of_packages(packages: Packages) -> list[Finding]:
 def _of_processor(processor: Processor) -> list[Finding]:
     found = []
     if processor.machine.lower() in ("x86_64", "amd64"):
-        if "avx2" not in processor.flags:
+        if not processor.fast_bfloat16:
             found.append(
                 Finding(
                     "warning",
-                    "The processor has no AVX2: kernels run without vector instructions.",
+                    "The processor lacks AVX2, FMA or F16C: kernels run without vector instructions.",
                     "Serve small models only, or use a processor from 2013 or later.",
                 )
             )

@@ -134,12 +134,14 @@ def test_too_big_is_one_sentence() -> None:
 
 
 def test_dtype_follows_the_processor() -> None:
-    assert choose_dtype("auto", frozenset({"avx2", "fma", "f16c", "avx512_bf16"})) is torch.bfloat16
-    assert choose_dtype("auto", frozenset({"avx2", "fma", "f16c"})) is torch.bfloat16
-    assert choose_dtype("auto", frozenset({"avx", "f16c"})) is torch.float32
-    assert choose_dtype("auto", frozenset()) is torch.float32
-    assert choose_dtype("bfloat16", frozenset()) is torch.bfloat16
-    assert choose_dtype("float32", frozenset({"amx_bf16"})) is torch.float32
+    kernels = frozenset({"avx2", "fma", "f16c"})
+    assert choose_dtype("auto", kernels, compiled=True) is torch.bfloat16
+    assert choose_dtype("auto", kernels, compiled=False) is torch.float32, "torch would be slow"
+    assert choose_dtype("auto", kernels | {"avx512_bf16"}, compiled=False) is torch.bfloat16
+    assert choose_dtype("auto", frozenset({"avx", "f16c"}), compiled=True) is torch.float32
+    assert choose_dtype("auto", frozenset(), compiled=True) is torch.float32
+    assert choose_dtype("bfloat16", frozenset(), compiled=False) is torch.bfloat16
+    assert choose_dtype("float32", kernels | {"amx_bf16"}, compiled=True) is torch.float32
 
 
 def test_processor_flags(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,10 +62,19 @@ class CpuPlatform:
         self.threads = settings.threads or max(default_threads() // self._ranks, 1)
         torch.set_num_threads(self.threads)
         self.device = torch.device("cpu")
-        self.dtype = choose_dtype(settings.dtype, processor_flags())
         self._library: KernelLibrary | None = None
         self._packed: PackedWeights | None = None
         self._alone = True
+
+    @cached_property
+    def _compiled(self) -> KernelLibrary | None:
+        """The kernels; compiled where this machine has not yet. There may be none, or none for the model."""
+        return load_kernels_or_warn()
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """See ``Platform``. It depends on the kernels."""
+        return choose_dtype(self._settings.dtype, processor_flags(), compiled=self._compiled is not None)
 
     @property
     def kernels(self) -> str:
@@ -73,7 +83,7 @@ class CpuPlatform:
 
     def attention(self, spec: AttentionSpec) -> AttentionBackend:
         """See ``Platform``. Compiles the kernels where this machine has not yet."""
-        library = load_kernels_or_warn()
+        library = self._compiled
         attention: AttentionBackend
         try:
             attention = cpu_attention(spec, library, threads=self.threads)

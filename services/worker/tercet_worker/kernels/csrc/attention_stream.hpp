@@ -114,7 +114,7 @@ TERCET_INLINE void weigh_row(const Geometry& g, const SplitTiles& tiles, const f
     store16(lanes, sum);
 }
 
-// Adds to the weighted values of tiles [first, last) of a split. Those before them are in `acc`, which begins with the split.
+// Adds the weighted values of tiles [first, last) of a split to those of the tiles before them, which are in `acc`.
 template <class C, int M, int ND>
 TERCET_INLINE void sum_values(const SplitTiles& tiles, int first, int last, int begin, int end, const float (*weights)[kSplitKeys],
                               const float (*shrink)[16], bool fetch, float* acc, int head_size, int column) {

@@ -39,7 +39,7 @@ struct CompactGroup {
     const CompactException* exceptions;
 };
 
-inline CompactGroup compact_group(const char* weights, std::int32_t in_features, int group) {
+static inline CompactGroup compact_group(const char* weights, std::int32_t in_features, int group) {
     const auto& header = *reinterpret_cast<const CompactHeader*>(weights);
     const std::int32_t first = reinterpret_cast<const std::int32_t*>(weights + header.firsts)[group];
     return {weights + header.lines + static_cast<std::int64_t>(group) * (in_features / 2) * kCompactBytes,
@@ -47,6 +47,6 @@ inline CompactGroup compact_group(const char* weights, std::int32_t in_features,
 }
 
 // The byte of a pair of panels in which word `word` of its even or odd panel lies.
-constexpr int compact_byte(int word, int odd) { return word / 8 * 16 + 8 * odd + word % 8; }
+static constexpr int compact_byte(int word, int odd) { return word / 8 * 16 + 8 * odd + word % 8; }
 
 }  // namespace tercet

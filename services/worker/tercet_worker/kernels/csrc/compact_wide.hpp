@@ -82,22 +82,15 @@ __attribute__((noinline)) static void compact_row(const LinearCall& call, int gr
 
 static void linear_compact_wide(const LinearCall& call, const LinearPart& part) {
     if (part.row_end - part.row_begin == 1) {
-        for (int panel = part.panel_begin; panel < part.panel_end;) {
-            const int group = panel / kGroupPanels;
-            const int first = panel % kGroupPanels;
-            const int left = least(part.panel_end, (group + 1) * kGroupPanels) - panel;
-            const int panels = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            if (panels == 4) compact_row<4>(call, group, first, part.row_begin);
-            if (panels == 2) compact_row<2>(call, group, first, part.row_begin);
-            if (panels == 1) compact_row<1>(call, group, first, part.row_begin);
-            panel += panels;
-        }
+        single_row(part, [&](auto panels, int panel) {
+            compact_row<panels>(call, panel / kGroupPanels, panel % kGroupPanels, part.row_begin);
+        });
         return;
     }
     wide_groups(call, part, [&](WideSpan& span, int group, int panel, int panels, int row_begin, int rows) {
         CompactSteps source(call.weights, call.in_features, group);
         const int first = panel % kGroupPanels;
-        add_spans(call, span, panels, row_begin, rows, [&](int, int count) {
+        add_spans(call, span, panels, row_begin, rows, [&](int count) {
             for (int step = 0; step < count; ++step) {
                 I16 bits[kGroupPanels];
                 source.unpack(bits);

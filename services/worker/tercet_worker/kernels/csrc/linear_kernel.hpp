@@ -4,6 +4,7 @@
 // spread, for R * P multiplications. With one tile of rows the weights come from memory, and are the limit; they pass by the caches,
 // in which the rest of the system has its code and tables. With several, those of one group pass from the second-level cache once
 // per tile, and the next group is fetched there meanwhile, spread evenly over the tiles, so that memory and arithmetic overlap.
+// (Several bfloat16 rows with AVX2: linear_wide.hpp.)
 // Include only from files compiled for one instruction set.
 #pragma once
 
@@ -23,7 +24,7 @@ constexpr int kTileRows = C::kStepElements == 2 ? 4 : 6;  // widened pairs take 
 constexpr int kTilePanels = 4;
 #elif defined(__AVX2__)
 template <class C>
-constexpr int kTileRows = C::kStepElements == 2 ? 2 : 3;  // twelve sums, three values and a line: all sixteen registers
+constexpr int kTileRows = 3;  // twelve sums, three values and a line: all sixteen registers. (Of bfloat16 one row comes here.)
 constexpr int kTilePanels = 2;
 #else
 template <class C>

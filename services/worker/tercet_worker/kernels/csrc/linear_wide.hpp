@@ -1,8 +1,9 @@
 // Products of bfloat16 rows where the processor multiplies float32 only, and has few registers: AVX2.
 //
 // One row: weights pass from memory, four panels at a time, and are widened on their way. Several rows would widen them again for
-// every tile, and registers hold small tiles only. So the lines of some k of a group are widened once, and so are the rows, into the
-// first-level cache; then six rows meet one panel at a time, the tile that asks least of the loads. Sums are kept in memory between
+// every tile, and registers hold small tiles only. So the lines of some k of a group are widened once, and so are the rows, into a few
+// pages that stay in the caches; then six rows meet one panel at a time, the tile that asks least of the loads: the panel's lines stay
+// in the first-level cache, and the rows come from the second. Sums are kept in memory between
 // one span of k and the next. Every sum is added up as in linear_kernel.hpp, so results are the same to the bit.
 // Include only from files compiled for one instruction set.
 #pragma once
@@ -65,6 +66,18 @@ TERCET_INLINE void wide_tiles(int rows, const Tile& tile) {
             default: tile(row, std::integral_constant<int, 6>{}); break;
         }
         row += size;
+    }
+}
+
+// Calls `row(panels, panel)` for the panels of a part with one row, as many of a group at a time as there are; panels is a constant.
+template <class Row>
+TERCET_INLINE void single_row(const LinearPart& part, const Row& row) {
+    for (int panel = part.panel_begin; panel < part.panel_end;) {
+        const int panels = tile_panels(1, panel, part.panel_end, (panel / kGroupPanels + 1) * kGroupPanels);
+        if (panels == 4) row(std::integral_constant<int, 4>{}, panel);
+        if (panels == 2) row(std::integral_constant<int, 2>{}, panel);
+        if (panels == 1) row(std::integral_constant<int, 1>{}, panel);
+        panel += panels;
     }
 }
 
@@ -137,8 +150,8 @@ TERCET_INLINE void widen_pair(const I16& bits, WideSpan& span, int panel, int st
     store16(span.lines[panel][2 * step + 1], pair.odd);
 }
 
-// Adds up all steps of some panels for some rows. Lines(first_step, steps) widens the lines of some steps into the span, and returns
-// where the next ones lie.
+// Adds up all steps of some panels for some rows. Lines(steps) widens the lines of the next steps into the span, and returns where
+// those after them lie.
 template <class Lines>
 TERCET_INLINE void add_spans(const LinearCall& call, WideSpan& span, int panels, int row_begin, int rows, const Lines& lines) {
     constexpr int kSpanSteps = kWideSpan / 2;
@@ -146,7 +159,7 @@ TERCET_INLINE void add_spans(const LinearCall& call, WideSpan& span, int panels,
     for (int step = 0; step < steps; step += kSpanSteps) {
         const int count = least(kSpanSteps, steps - step);
         const int values = least(kWideSpan, call.in_features - 2 * step);
-        WideAhead ahead(lines(step, count), panels * ((rows + kWideTile - 1) / kWideTile));
+        WideAhead ahead(lines(count), panels * ((rows + kWideTile - 1) / kWideTile));
         for (int r = 0; r < rows; ++r) widen_values(call.x + (row_begin + r) * call.x_stride + 4 * step, values, span.x[r]);
         for (int p = 0; p < panels; ++p) {
             wide_tiles(rows, [&](int row, auto size) {
@@ -165,11 +178,11 @@ static void linear_wide(const LinearCall& call, const LinearPart& part) {
         const std::int64_t stride = static_cast<std::int64_t>(kLineBytes) * group_panels;
         const char* line = call.weights + static_cast<std::int64_t>(kLineBytes) * steps * kGroupPanels * group +
                            kLineBytes * (panel % kGroupPanels);
-        add_spans(call, span, panels, row_begin, rows, [&](int, int count) {
+        add_spans(call, span, panels, row_begin, rows, [&](int count) {
             for (int step = 0; step < count; ++step, line += stride) {
                 for (int p = 0; p < panels; ++p) widen_pair(load16i(line + kLineBytes * p), span, p, step);
             }
-            return WideNext{line, count * stride};
+            return WideNext{line, panels == group_panels ? count * stride : 0};
         });
     });
 }

@@ -12,7 +12,7 @@ namespace {
 
 // From so many rows on, arithmetic is the limit, and a unit is a few rows by a group of panels.
 constexpr std::int32_t kManyRows = 32;
-// Of compact weights a piece has more rows than kernels ask for: it unpacks the group.
+// Of compact weights a piece has so many rows, even where kernels ask for fewer: it unpacks the group.
 constexpr std::int32_t kCompactPieceRows = 96;
 // With fewer, memory is: each thread reads one stretch of the weights, cut into units that take some 10 microseconds to read. As much
 // time is lost where a thread loses its processor.

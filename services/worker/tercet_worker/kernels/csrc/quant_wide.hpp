@@ -1,6 +1,6 @@
 // Products with quantized weights in float32 (linear_wide.hpp): one row expands them in registers, several expand a block of a group
-// once, into the first-level cache. Per block of k the integers are summed up and scaled as in quant_kernel.hpp, so results are the
-// same to the bit. Include only from files compiled for one instruction set.
+// once, into the first-level cache. Per block of k the integers are summed up, without the 16 that quant_kernel.hpp adds to four bits, and scaled; a row
+// alone as one of many, to the bit. Include only from files compiled for one instruction set.
 #pragma once
 
 #include "linear_wide.hpp"
@@ -14,7 +14,7 @@ namespace {
 constexpr int kQuarter = 8;  // k that four bits of each word of a line hold
 
 // Four bits are made float32 where they stand, as the integers that they are there: times a power of two, by which the values that
-// they meet are divided. That is exact, and takes one instruction less than to bring them to one place. The last of a word would be
+// they meet are divided. That is exact (but for values below 1e-30), and takes one instruction less than to bring them to one place. The last of a word would be
 // its sign; they are shifted down.
 constexpr int kTopPlace = 28;
 
@@ -70,7 +70,7 @@ TERCET_INLINE void quant_values(const char* x, float* to) {
 template <class Q>
 struct WideScales {
     F16 scale;
-    F16 offset;
+    F16 offset{};
 
     TERCET_INLINE WideScales of(const char* data) {
         WideScales r;
@@ -82,8 +82,8 @@ struct WideScales {
     // Adds a block to the sum of all before it. `values`: what the values of the row sum up to in it.
     TERCET_INLINE F16 add(const WideScales& s, const F16& total, const F16& block, float values) {
         const F16 scaled = fma16(s.scale, block, total);
-        if constexpr (!Q::has_minimum) return scaled;
-        return fma16(s.offset, splat16(values), scaled);
+        if constexpr (Q::has_minimum) return fma16(s.offset, splat16(values), scaled);
+        else return scaled;
     }
 };
 
@@ -142,22 +142,16 @@ TERCET_INLINE void quant_linear_wide(const LinearCall& call, const LinearPart& p
     const int blocks = call.in_features / Q::block;
     alignas(64) float values[kSumsAtOnce];
     // Rows whose sums of blocks are kept.
-    const int most = rows_at_once(blocks, kWideRows);
+    const int most = Q::has_minimum ? rows_at_once(blocks, kWideRows) : kWideRows;
     for (int begin = part.row_begin; begin < part.row_end; begin += most) {
         const int rows = least(most, part.row_end - begin);
         if constexpr (Q::has_minimum) {
             for (int r = 0; r < rows; ++r) sum_blocks<Q>(call.x + (begin + r) * call.x_stride, blocks, values + r * blocks);
         }
         if (rows == 1) {
-            for (int panel = part.panel_begin; panel < part.panel_end;) {
-                const int left = least(part.panel_end, (panel / kGroupPanels + 1) * kGroupPanels) - panel;
-                const QuantGroup group = quant_group<Q>(call.weights, blocks, call.panels, panel);
-                const int panels = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-                if (panels == 4) quant_row<Q, 4>(call, group, blocks, values, panel, begin);
-                if (panels == 2) quant_row<Q, 2>(call, group, blocks, values, panel, begin);
-                if (panels == 1) quant_row<Q, 1>(call, group, blocks, values, panel, begin);
-                panel += panels;
-            }
+            single_row(part, [&](auto panels, int panel) {
+                quant_row<Q, panels>(call, quant_group<Q>(call.weights, blocks, call.panels, panel), blocks, values, panel, begin);
+            });
             continue;
         }
         const LinearPart some{part.panel_begin, part.panel_end, begin, begin + rows};
