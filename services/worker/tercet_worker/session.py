@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -73,7 +74,12 @@ class Session:
         self._broken: asyncio.Future[None] | None = None
         self._observer = StepObserver() if observer is None else observer
         self._masks = Masks(runner.limits.vocab_size, depth)
-        self._in_flight = 0
+        # Of plans. Each is counted on one thread: the loop, and whichever computes.
+        self._accepted = 0
+        self._answered = 0
+        self._handed = 0  # results that were given to the loop to send
+        self._sent = 0  # those of them that it has sent
+        self._unseen: deque[tuple[StepPlan, StepResult]] = deque()  # what the observer has not heard of yet
         self._over = False
         # Where steps overlap, a thread of its own waits for each, while the device is given the next one.
         self._results = DeviceThread("results") if runner.overlaps else None
@@ -94,6 +100,7 @@ class Session:
                     self._masks.put(message)
                 else:
                     self._accept(message, loop)
+            self._observe()
 
         self._observer.begin()
         if self._results is not None:
@@ -108,6 +115,7 @@ class Session:
             if self._results is not None:
                 self._results.stop(0)
             self._masks.close()
+            self._observe()
             self._observer.end()
 
     async def _closed_or(self, broken: asyncio.Future[None]) -> CloseReason:
@@ -122,10 +130,10 @@ class Session:
             broken.cancel()
 
     def _accept(self, plan: StepPlan, loop: asyncio.AbstractEventLoop) -> None:
-        if self._in_flight >= self._depth:
+        if self._accepted - self._answered >= self._depth:
             raise ProtocolError(f"More than the agreed {self._depth} plans are under way.")
         grammar = self._masks.expect(plan)
-        self._in_flight += 1
+        self._accepted += 1
         arrived = time.monotonic_ns()
 
         def begin() -> None:
@@ -146,7 +154,7 @@ class Session:
                 return
             result.wait_us = (started - arrived) // 1_000
             result.run_us = (time.monotonic_ns() - started) // 1_000
-            loop.call_soon_threadsafe(self._answer, plan, result)
+            self._answer(loop, plan, result)
 
         self._device.submit(begin)
 
@@ -178,14 +186,35 @@ class Session:
             self._over = True
             loop.call_soon_threadsafe(self._break, error)
 
-    def _answer(self, plan: StepPlan, result: StepResult) -> None:
-        if self._over or self._link.close_reason is not None:
+    def _answer(self, loop: asyncio.AbstractEventLoop, plan: StepPlan, result: StepResult) -> None:
+        """Sends a result, on the thread that has it.
+
+        Through the loop it would wait for a processor, and for the interpreter, which the next step has both.
+        """
+        if self._over:
             return
-        self._in_flight -= 1
+        self._answered += 1  # before the core can know of it, and send another plan
         if not self._topology.answers:
             return
-        self._link.send(encode_result(result))
-        self._observer.answered(plan, result)  # after the result: the core waits for that
+        frame = encode_result(result)
+        self._unseen.append((plan, result))
+        if self._handed != self._sent or not self._link.try_send(frame):
+            self._handed += 1
+            loop.call_soon_threadsafe(self._send, frame)
+        elif self._accepted == self._answered:  # else the observer hears of it with the plan that follows
+            loop.call_soon_threadsafe(self._observe)
+
+    def _send(self, frame: bytes) -> None:
+        self._sent += 1
+        if self._over or self._link.close_reason is not None:
+            return
+        self._link.send(frame)
+        self._observe()
+
+    def _observe(self) -> None:
+        """Tells the observer what it has not heard of yet."""
+        while self._unseen:
+            self._observer.answered(*self._unseen.popleft())
 
     def _break(self, error: TercetError) -> None:
         if self._broken is not None and not self._broken.done():

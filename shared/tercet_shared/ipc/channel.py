@@ -9,6 +9,7 @@ reporting it under a number that may already mean something else.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -43,6 +44,7 @@ class RingSender:
         self._queue: deque[Frame] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # set while the space doorbells are watched
         self._closed = False
+        self._lock = threading.Lock()  # of all of that: `try_send` may come from another thread
 
     @property
     def pending(self) -> int:
@@ -57,19 +59,34 @@ class RingSender:
             CorruptRingError: the ring is unusable.
             LinkClosedError: the sender is closed.
         """
-        if self._closed:
-            raise LinkClosedError("the channel is closed")
-        if self._queue:
-            size = memoryview(frame).nbytes
-            if size > self._writer.max_frame:
-                raise FrameTooLargeError(
-                    f"a frame of {size} bytes is over the ring's limit of {self._writer.max_frame} bytes"
-                )
-            self._wait_in_queue(frame)
-            return
-        if not self._writer.try_write(frame):
-            self._wait_in_queue(frame)
-        self._watch_space()
+        with self._lock:
+            if self._closed:
+                raise LinkClosedError("the channel is closed")
+            if self._queue:
+                size = memoryview(frame).nbytes
+                if size > self._writer.max_frame:
+                    raise FrameTooLargeError(
+                        f"a frame of {size} bytes is over the ring's limit of {self._writer.max_frame} bytes"
+                    )
+                self._wait_in_queue(frame)
+                return
+            if not self._writer.try_write(frame):
+                self._wait_in_queue(frame)
+            self._watch_space()
+
+    def try_send(self, frame: Frame) -> bool:
+        """Writes ``frame`` if that can be done at once, in one piece and behind nothing that waits; from any thread.
+
+        Returns:
+            False: nothing was done. ``send`` it on the loop, which also says what is wrong, if anything is.
+        """
+        with self._lock:
+            if self._closed or self.pending or memoryview(frame).nbytes > self._writer.max_piece:
+                return False
+            try:
+                return self._writer.try_write(frame)
+            except LinkError:
+                return False
 
     def _wait_in_queue(self, frame: Frame) -> None:
         # The caller may reuse a mutable buffer as soon as send returns.
@@ -92,35 +109,47 @@ class RingSender:
 
     def _on_space(self) -> None:
         try:
+            with self._lock:
+                self._write_waiting()
+        except LinkError as error:
+            self._on_error(error)
+
+    def _write_waiting(self) -> None:
+        """Writes what waits and has room. Raises `LinkError` when the ring is unusable."""
+        try:
             # The writer answers the doorbells as soon as it is short of room again. So either that happens here, or
             # nothing is left to write and they are no longer watched: a doorbell never keeps the loop awake.
             if self._writer.pump():
                 while self._queue and self._writer.try_write(self._queue[0]):
                     self._queue.popleft()
-        except LinkError as error:
+        except LinkError:
             self._unwatch()
-            self._on_error(error)
-            return
+            raise
         self._watch_space()
 
     def detach_reader(self, reader: int) -> None:
         """Goes on without a reader that is gone; what only it held back is written now."""
-        if self._closed:
-            return
-        watching = self._loop is not None
-        self._unwatch()
-        self._writer.detach_reader(reader)
-        if watching and self._writer.space_doorbells:
-            self._on_space()
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                watching = self._loop is not None
+                self._unwatch()
+                self._writer.detach_reader(reader)
+                if watching and self._writer.space_doorbells:
+                    self._write_waiting()
+        except LinkError as error:
+            self._on_error(error)
 
     def close(self) -> None:
         """Stops watching and closes the ring's end. Idempotent. Frames still in the local queue are dropped."""
-        if self._closed:
-            return
-        self._closed = True
-        self._unwatch()
-        self._queue.clear()
-        self._writer.close()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._unwatch()
+            self._queue.clear()
+            self._writer.close()
 
 
 class RingReceiver:

@@ -46,6 +46,9 @@ class Sender(Protocol):
     def send(self, frame: Frame) -> None:
         """Sends a frame, now or as soon as there is room."""
 
+    def try_send(self, frame: Frame) -> bool:
+        """Sends a frame if that can be done at once; from any thread."""
+
     def close(self) -> None:
         """Gives the end back. Idempotent."""
 
@@ -126,6 +129,11 @@ class LinkConnection:
         except LinkError as error:
             self._on_ring_error(error)
             raise LinkClosedError(error.message) from error
+
+    def try_send(self, frame: Frame) -> bool:
+        """Sends ``frame`` if that can be done at once; from any thread. See ``FrameLink``."""
+        sender = self._senders.get(Stream.STEPS)
+        return sender is not None and sender.try_send(frame)
 
     def pending(self, stream: Stream = Stream.STEPS) -> int:
         """Returns the number of frames of ``stream`` that wait for room."""

@@ -57,7 +57,7 @@ class CloseReason:
 
 
 class FrameLink(Protocol):
-    """One open link to one peer, on one event loop. All methods are called on that loop."""
+    """One open link to one peer, on one event loop. All methods but `try_send` are called on that loop."""
 
     @property
     def close_reason(self) -> CloseReason | None:
@@ -77,6 +77,16 @@ class FrameLink(Protocol):
             FrameTooLargeError: over the stream's limit; nothing was sent and the link lives on.
             LinkClosedError: the link is closed; the text says why.
             ValueError: this side does not send on that stream.
+        """
+
+    def try_send(self, frame: Frame) -> bool:
+        """Sends ``frame`` on the stream of steps if that can be done at once, from any thread; never blocks.
+
+        It spares whoever has something to send on another thread the way through the loop.
+
+        Returns:
+            False: nothing was done, as no room is left, the link is closed, or its transport belongs to the loop. The
+            frame is to be sent there, before any other.
         """
 
     def pending(self, stream: Stream = Stream.STEPS) -> int:

@@ -144,6 +144,10 @@ class RemoteLink:
             raise ValueError(f"this side of the link does not send {stream}")
         sender.send(frame)
 
+    def try_send(self, frame: Frame) -> bool:  # noqa: ARG002  # see ``FrameLink``
+        """Returns False: the call belongs to the loop."""
+        return False
+
     def pending(self, stream: Stream = Stream.STEPS) -> int:
         """Returns the number of frames of ``stream`` that wait for room."""
         sender = self._senders.get(stream)

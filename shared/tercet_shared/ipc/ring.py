@@ -105,6 +105,11 @@ class RingWriter:
         return self._memory.max_frame
 
     @property
+    def max_piece(self) -> int:
+        """Bytes of the largest frame that is written in one piece, if there is room for it."""
+        return self._largest_record - RECORD.size
+
+    @property
     def unfinished(self) -> bool:
         """Whether an accepted frame still has fragments to write: ``pump`` must be called when space appears."""
         return self._unfinished is not None

@@ -185,6 +185,48 @@ async def test_closing_takes_the_doorbells_out_of_the_loop_first(make_ring: Make
         os.close(fd)
 
 
+async def test_frames_that_have_room_are_sent_from_any_thread(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    sender, receiver, collector = (
+        RingSender(ring.writer, unexpected),
+        RingReceiver(ring.reader, unexpected),
+        Collector(),
+    )
+    receiver.start(collector)
+    frames = [bytes([number]) * 100 for number in range(100)]
+    for number, frame in enumerate(frames):
+        if number % 3 or not await asyncio.to_thread(sender.try_send, frame):
+            sender.send(frame)
+        await collector.until(number + 1)
+    assert collector.frames == frames
+    assert await asyncio.to_thread(sender.try_send, b"there is room again")
+    sender.close()
+    receiver.close()
+
+
+async def test_what_cannot_be_sent_at_once_is_left_to_the_loop(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    sender, receiver, collector = (
+        RingSender(ring.writer, unexpected),
+        RingReceiver(ring.reader, unexpected),
+        Collector(),
+    )
+    assert not sender.try_send(bytes(ring.writer.max_piece + 1)), "it would be written in part"
+    assert not sender.try_send(bytes(ring.writer.max_frame + 1)), "it is for `send` to say what is wrong"
+    sent = []
+    while sender.try_send(frame := bytes([len(sent) % 256]) * 500):
+        sent.append(frame)
+    assert sender.pending == 0, "nothing waits that nobody watches"
+    sender.send(waits := b"w" * 500)
+    assert sender.pending == 1
+    assert not sender.try_send(b""), "it would overtake"
+    receiver.start(collector)
+    assert await collector.until(len(sent) + 1) == [*sent, waits]
+    sender.close()
+    assert not sender.try_send(b"late")
+    receiver.close()
+
+
 async def test_a_closed_channel_says_so(make_ring: MakeRing) -> None:
     ring = make_ring()
     sender, receiver = RingSender(ring.writer, unexpected), RingReceiver(ring.reader, unexpected)

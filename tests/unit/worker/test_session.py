@@ -45,6 +45,8 @@ class MemoryLink:
     def __init__(self) -> None:
         self.close_reason: CloseReason | None = None
         self.results: asyncio.Queue[StepResult] = asyncio.Queue()
+        self.room: list[bool] = []  # for the next frames that are tried to be sent at once; then there always is
+        self._loop = asyncio.get_running_loop()
         self._callbacks: dict[Stream, Callable[[list[bytes]], None]] = {}
         self._closed = asyncio.Event()
 
@@ -53,6 +55,12 @@ class MemoryLink:
 
     def send(self, frame: bytes) -> None:
         self.results.put_nowait(decode_result(frame))
+
+    def try_send(self, frame: bytes) -> bool:
+        if self.room and not self.room.pop(0):
+            return False
+        self._loop.call_soon_threadsafe(self.send, frame)
+        return True
 
     async def wait_closed(self) -> CloseReason:
         await self._closed.wait()
@@ -140,6 +148,50 @@ async def test_a_step_waits_for_its_mask_and_the_next_one_for_the_step() -> None
         first, second = await link.result(), await link.result()
         assert (first.step_id, first.token_ids.tolist()) == (1, [9, 9])
         assert (second.step_id, second.token_ids.tolist()) == (2, [])
+
+
+async def test_results_that_find_no_room_are_not_overtaken() -> None:
+    async with session() as (link, runner, _, _):
+        link.room = [False, True]
+        link.deliver(plan(1), plan(2))
+        assert await asyncio.to_thread(runner.last[1].wait, TIMEOUT)
+        assert [(await link.result()).step_id for _ in range(2)] == [1, 2]
+        link.deliver(plan(3), plan(4))
+        assert [(await link.result()).step_id for _ in range(2)] == [3, 4]
+
+
+async def test_results_keep_their_order_while_the_loop_is_held_up() -> None:
+    async with session() as (link, _, device, _):
+        link.room = [False, True]
+        link.deliver(plan(1), plan(2))
+        device.submit(lambda: None).result(TIMEOUT)  # both steps are answered, and the loop has not run since
+        assert link.room == [True], "the second one was not even tried"
+        assert [(await link.result()).step_id for _ in range(2)] == [1, 2]
+
+
+async def test_the_observer_hears_of_every_step_also_of_the_last() -> None:
+    heard: list[int] = []
+    last = asyncio.Event()
+
+    def answered(plan: StepPlan, _: StepResult) -> None:
+        heard.append(plan.step_id)
+        if plan.step_id == 5:
+            last.set()
+
+    observer = SimpleNamespace(begin=lambda: None, end=lambda: heard.append(-1), answered=answered)
+    link, device = MemoryLink(), DeviceThread()
+    device.start()
+    own = Session(link, Runner(), device, DEPTH, observer)  # type: ignore[arg-type]  # fakes
+    task = asyncio.create_task(own.run())
+    await asyncio.sleep(0)
+    for step in range(1, 6):
+        link.deliver(plan(step))
+        assert (await link.result()).step_id == step
+    await asyncio.wait_for(last.wait(), TIMEOUT)  # without another plan
+    task.cancel()
+    await asyncio.wait((task,))
+    assert heard == [1, 2, 3, 4, 5, -1]
+    assert device.stop(TIMEOUT)
 
 
 async def test_a_step_is_begun_before_the_one_before_it_has_ended() -> None:
