@@ -8,6 +8,7 @@ Legend: S scheduled rows of this step, N slots that begin (or begin again) with 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING, NewType
 
 import numpy as np
@@ -139,9 +140,7 @@ def lengths_of(offsets: I32) -> I32:
 
 def offsets_of(lengths: list[int]) -> I32:
     """Returns the offsets ``[n + 1]`` of ``n`` runs of these lengths laid end to end."""
-    out = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=out[1:])
-    return out
+    return np.array([*accumulate(lengths, initial=0)], np.int32)
 
 
 @dataclass(slots=True)

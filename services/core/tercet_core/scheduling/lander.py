@@ -19,7 +19,7 @@ from tercet_core.scheduling.request import Ending, FrontEnd
 from tercet_core.scheduling.table import STOP_WIDTH
 from tercet_shared.errors import InternalError, ProtocolError
 from tercet_shared.hashing import KEY_BYTES, BlockKey
-from tercet_shared.wire.step import BlockId, Slot, empty_i32
+from tercet_shared.wire.step import BlockId, Slot, empty_i32, lengths_of
 
 if TYPE_CHECKING:
     from tercet_core.scheduling.state import FlightRecord, SchedulerState
@@ -41,24 +41,26 @@ class Lander:
         """
         state, table = self._state, self._state.table
         record = self._match(result)
-        accepted = np.diff(result.token_offsets)
+        accepted = lengths_of(result.token_offsets)
         finite = np.ones(len(record.slots), np.bool_)
         if not result.error:
-            finite[result.not_finite] = False
+            if len(result.not_finite):
+                finite[result.not_finite] = False
             self._check(record, accepted, result, finite)
         state.flight.popleft()  # nothing has changed so far
         live = table.epoch[record.slots] == record.epochs
         table.in_flight[record.slots[live]] -= 1
         if result.error:
             return self._fail(record.slots[live], InternalError(f"The step failed: {result.error}"))
-        state.counters.discarded_tokens += int(accepted[~live].sum())
+        if not live.all():
+            state.counters.discarded_tokens += int(accepted[~live].sum())
         sampled = live & record.samples
         self._settle(record, accepted, live, sampled, finite)
         outputs = self._prompt_logprobs(record, result, live & finite)
         drew = sampled & finite
         if record.pools is not None:
             drew &= ~record.pools
-        rows = np.flatnonzero(drew).astype(np.int32)
+        rows = drew.nonzero()[0].astype(np.int32)
         drawn = self._accept(record.slots[rows], accepted[rows], result, rows)
         self._publish_blocks(record.slots[live & finite])
         outputs += self._finish(drawn)
@@ -79,8 +81,9 @@ class Lander:
             raise ProtocolError(f"The worker answered step {result.step_id}; the oldest step in flight is {expected}.")
         if not result.error:
             rows = len(flight[0].slots)
-            wrong = result.not_finite[(result.not_finite < 0) | (result.not_finite >= rows)]
-            if len(result.token_offsets) != rows + 1 or len(wrong):
+            broken = result.not_finite
+            wrong = len(broken) and ((broken < 0) | (broken >= rows)).any()
+            if len(result.token_offsets) != rows + 1 or wrong:
                 raise ProtocolError(f"The worker's answer to step {result.step_id} has wrong rows.")
         return flight[0]
 
@@ -91,13 +94,14 @@ class Lander:
         if record.pools is not None:
             pooled = np.flatnonzero(low * record.pools).astype(np.int32)
             low[pooled] = 0
-        high = low * (1 + record.drafts)
         vocab = self._state.limits.vocab_size
-        if ((accepted < low) | (accepted > high)).any():
+        drafting = record.drafting
+        beyond = (accepted < low) | (accepted > low * (1 + record.drafts)) if drafting else accepted != low
+        if beyond.any():
             raise ProtocolError(f"The worker's answer to step {step} has a wrong number of tokens.")
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocab):
             raise ProtocolError(f"The worker's answer to step {step} has a token outside the vocabulary.")
-        if not np.array_equal(result.pooled_rows, pooled):
+        if (len(pooled) or len(result.pooled_rows)) and not np.array_equal(result.pooled_rows, pooled):
             raise ProtocolError(f"The worker's answer to step {step} has vectors of wrong rows.")
         if len(pooled):
             width, rest = divmod(len(result.pooled), len(pooled))
@@ -114,13 +118,16 @@ class Lander:
     def _settle(self, record: FlightRecord, accepted: I32, live: Bool, sampled: Bool, finite: Bool) -> None:
         """Takes back placeholders, rolls back rejected drafts, and notes whose KV has landed."""
         table = self._state.table
-        table.placeholders[record.slots[sampled]] -= 1 + record.drafts[sampled]
         resident = live & finite & (table.residence[record.slots] == record.residences)
-        rejected = np.where(record.drafts > 0, 1 + record.drafts - accepted, 0)
         slots = record.slots[resident]
+        if not record.drafting:
+            table.placeholders[record.slots[sampled]] -= 1
+            table.landed[slots] += record.num_tokens[resident]
+            return
+        table.placeholders[record.slots[sampled]] -= 1 + record.drafts[sampled]
+        rejected = np.where(record.drafts > 0, 1 + record.drafts - accepted, 0)
         table.landed[slots] += record.num_tokens[resident] - rejected[resident]
-        if record.drafts.any():
-            table.computed[slots] -= rejected[resident]
+        table.computed[slots] -= rejected[resident]
 
     def _accept(self, slots: I32, counts: I32, result: StepResult, rows: I32) -> Drawn:
         """Appends tokens to their requests, cut at the first stop id and at the limit; ``rows``: those of the step."""
@@ -135,8 +142,9 @@ class Lander:
             table.known[slots] = positions + 1
             drawn = Drawn(slots, counts, ids, np.arange(len(ids), dtype=np.int32))
         self._state.counters.output_tokens += len(drawn.ids)
-        fresh = np.flatnonzero(table.known[slots] - drawn.kept == table.first[slots]).astype(np.int32)
-        if len(fresh):
+        begun = table.known[slots] - drawn.kept == table.first[slots]
+        if begun.any():
+            fresh = begun.nonzero()[0].astype(np.int32)
             owners = [table.requests[slot] for slot in slots[fresh].tolist()]
             drawn.fresh = fresh
             drawn.fresh_cached = np.array([owner.cached_tokens for owner in owners if owner is not None], np.int32)
@@ -168,8 +176,10 @@ class Lander:
         """Returns, for pairs of slot and token, whether the token ends the slot's request."""
         table = self._state.table
         hit: Bool = (table.stops[slots] == ids[:, None]).any(axis=1)
-        many = np.flatnonzero(table.many_stops[slots] & ~hit)
-        for i in many.tolist():
+        many = table.many_stops[slots]
+        if not many.any():
+            return hit
+        for i in np.flatnonzero(many & ~hit).tolist():
             request = table.requests[slots[i]]
             if request is not None:
                 hit[i] = int(ids[i]) in request.stop_ids[STOP_WIDTH:]
@@ -220,7 +230,7 @@ class Lander:
         state, table = self._state, self._state.table
         last = drawn.ids[drawn.starts + drawn.kept - 1]
         stopped = self._is_stop(slots, last)
-        ended = np.flatnonzero(stopped | (table.known[slots] >= table.limit[slots]))
+        ended = (stopped | (table.known[slots] >= table.limit[slots])).nonzero()[0]
         for row in ended.tolist():
             request = table.requests[slots[row]]
             cached = request.cached_tokens if request is not None else 0

@@ -83,8 +83,8 @@ class Planner:
             self._take_turns(need, drafts)
         cap = limits.long_prefill_limit
         granted = np.minimum(need, cap) if cap else need
-        before = np.cumsum(granted) - granted
-        if len(order) and int(before[-1] + granted[-1]) > limits.max_batched_tokens:
+        if int(granted.sum()) > limits.max_batched_tokens:
+            before = np.cumsum(granted) - granted
             granted = np.clip(limits.max_batched_tokens - before, 0, granted).astype(np.int32)
         if self._state.draft_ids and ((drafts > 0) & (granted < need)).any():
             return self._grants_in_turn(need, drafts)
@@ -313,17 +313,18 @@ class Planner:
             block_ids = np.concatenate([block_ids, *(row.blocks for row in new)])
         elif not len(slots):
             return None
-        drafts = table.drafts[slots]
+        drafts, drafting = table.drafts[slots], bool(state.draft_ids)
         table.computed[slots] = after = computed + num_tokens
-        samples = after == table.known[slots] + table.placeholders[slots] + drafts
+        ahead = table.known[slots] + table.placeholders[slots]
+        samples = after == (ahead + drafts if drafting else ahead)
         sampling = slots[samples]
-        table.placeholders[sampling] += 1 + drafts[samples]
+        table.placeholders[sampling] += 1 + drafts[samples] if drafting else 1
         table.in_flight[slots] += 1
         if state.limits.stages > 1:
             table.drew[sampling] = state.next_step
         plan = StepPlan(
             step_id=state.next_step,
-            freed=np.array(state.freed, np.int32),
+            freed=np.array(state.freed, np.int32) if state.freed else _NO_TOKENS,
             new=NewSlots.build([row.row for row in new]) if new else NO_NEW_SLOTS,
             slots=slots,
             num_tokens=num_tokens,
@@ -337,7 +338,7 @@ class Planner:
         if state.appends:
             self._attach_appended(plan)
         record = FlightRecord(
-            plan.step_id, slots, table.epoch[slots], table.residence[slots], num_tokens, samples, drafts,
+            plan.step_id, slots, table.epoch[slots], table.residence[slots], num_tokens, samples, drafts, drafting,
             gate=self._gate(plan, after) if state.guided else None,
             pools=samples & table.pools[slots] if state.pooling else None,
         )  # fmt: skip
@@ -351,12 +352,13 @@ class Planner:
         """Gives running rows the blocks that ``target`` tokens need; returns their offsets [S + 1] and ids."""
         table = self._state.table
         held = table.held[slots]
-        more = np.maximum(blocks_for(target, table.block_size) - held, 0)
+        more = blocks_for(target, table.block_size) - held
         offsets = np.zeros(len(slots) + 1, np.int32)
+        if not (more > 0).any():  # one step in as many as a block has tokens
+            return offsets, _NO_TOKENS
+        more = np.maximum(more, 0)
         np.cumsum(more, out=offsets[1:])
         total = int(offsets[-1])
-        if total == 0:
-            return offsets, empty_i32()
         ids = self._state.pool.take(total)
         rows = np.repeat(slots, more)
         columns = np.repeat(held - offsets[:-1], more) + np.arange(total, dtype=np.int32)

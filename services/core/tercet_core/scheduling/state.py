@@ -59,6 +59,7 @@ class FlightRecord:
     num_tokens: I32  # [S]
     samples: Bool  # [S]
     drafts: I32  # [S]
+    drafting: bool = False  # whether any of them may not be 0
     gate: Gate | None = None  # of the rows that sample under a grammar
     pools: Bool | None = None  # [S] rows that yield a vector with this step; None: there are none
 
@@ -190,7 +191,7 @@ class SchedulerState:
 
 def blocks_for(tokens: I32, block_size: int) -> I32:
     """Returns how many blocks hold that many tokens, element by element."""
-    return np.asarray(-(-tokens // block_size), np.int32)
+    return np.asarray((tokens + (block_size - 1)) // block_size, np.int32)
 
 
 def blocks_of(tokens: int, block_size: int) -> int:

@@ -145,6 +145,9 @@ def step_frames(output: Output, *, max_bytes: int) -> list[pb.EngineFrame]:
     rows = len(output.handles)
     if not rows:
         return frames
+    plain = output.logprobs is None and not output.pooled
+    if plain and rows * _ROW_BYTES + len(output.token_ids) * 4 <= max_bytes:
+        return [*frames, pb.EngineFrame(step=_step(output, 0, rows))]
     sizes = _row_sizes(output)
     if int(sizes.sum()) <= max_bytes:
         return [*frames, pb.EngineFrame(step=_step(output, 0, rows))]
