@@ -91,7 +91,7 @@ async def test_a_front_end_of_version_1_has_its_whole_conversation(start_core: S
         assert stream.tokens[1] == expected(texts[1], 8)
         assert stream.tokens[2] == expected(texts[2], 8)[3:]
         assert set(stream.reasons.values()) == {2}
-        assert stream.stats.output_tokens == 13
+        await stream.read_until(lambda: stream.stats.output_tokens == 13)
         worker.hold()
         await stream.write(submits=[submit(3, texts[3], count=500), submit(4, [])])
         await stream.read_until(lambda: stream.rejected)

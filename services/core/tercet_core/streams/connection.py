@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 PROTOCOL_VERSION = 2
 """The newest version of the stream that this core speaks."""
 
+STATS_INTERVAL = 0.02
+"""Least seconds between two looks at the core's numbers that a front end gets: a token is not kept waiting for them."""
+
 OLDEST_PROTOCOL = 1
 """The oldest. What came with a later one are fields that an older peer neither sends nor misses."""
 
@@ -228,11 +231,18 @@ class FrontEndConnection:
 
     async def _write(self, context: FrameContext) -> None:
         await self._write_welcome(context)
+        clock = asyncio.get_running_loop().time
+        due, owed = 0.0, False
         while True:
-            frames = await self.outbox.take(self._interval) or [pb.EngineFrame()]
+            patience = min(max(due + STATS_INTERVAL - clock(), 0.0), self._interval) if owed else self._interval
+            frames = await self.outbox.take(patience) or [pb.EngineFrame()]
             if self._blocks is not None:
                 frames += self._block_frames(self._blocks)
-            frames[-1].stats.CopyFrom(self._host.stats())
+            # What frames have left out goes with the next one that is due, or on its own where none follows.
+            owed = clock() < due
+            if not owed:
+                frames[-1].stats.CopyFrom(self._host.stats())
+                due = clock() + STATS_INTERVAL
             for frame in frames:
                 await context.write(frame)
             if self._closing and not self.outbox.pending_rows:
