@@ -79,7 +79,8 @@ class Session:
         self._answered = 0
         self._handed = 0  # results that were given to the loop to send
         self._sent = 0  # those of them that it has sent
-        self._unseen: deque[tuple[StepPlan, StepResult]] = deque()  # what the observer has not heard of yet
+        self._unseen: deque[tuple[StepPlan, StepResult, int]] = deque()  # what the observer has not heard of yet
+        self._ended = False  # as the observer knows
         self._over = False
         # Where steps overlap, a thread of its own waits for each, while the device is given the next one.
         self._results = DeviceThread("results") if runner.overlaps else None
@@ -100,7 +101,7 @@ class Session:
                     self._masks.put(message)
                 else:
                     self._accept(message, loop)
-            self._observe()
+            loop.call_soon(self._observe)
 
         self._observer.begin()
         if self._results is not None:
@@ -115,8 +116,11 @@ class Session:
             if self._results is not None:
                 self._results.stop(0)
             self._masks.close()
-            self._observe()
-            self._observer.end()
+            try:
+                self._observe()
+            finally:
+                self._ended = True
+                self._observer.end()
 
     async def _closed_or(self, broken: asyncio.Future[None]) -> CloseReason:
         closed = asyncio.ensure_future(self._link.wait_closed())
@@ -154,7 +158,12 @@ class Session:
                 return
             result.wait_us = (started - arrived) // 1_000
             result.run_us = (time.monotonic_ns() - started) // 1_000
-            self._answer(loop, plan, result)
+            try:
+                self._answer(loop, plan, result)
+            except Exception as error:  # the core waits for it, and nobody looks at what this thread raises
+                logger.exception("step %d cannot be answered", plan.step_id)
+                reason = f"Step {plan.step_id} cannot be answered: {type(error).__name__}: {error}"
+                self._give_up(loop, InternalError(reason))
 
         self._device.submit(begin)
 
@@ -197,7 +206,7 @@ class Session:
         if not self._topology.answers:
             return
         frame = encode_result(result)
-        self._unseen.append((plan, result))
+        self._unseen.append((plan, result, time.time_ns()))
         if self._handed != self._sent or not self._link.try_send(frame):
             self._handed += 1
             loop.call_soon_threadsafe(self._send, frame)
@@ -205,15 +214,16 @@ class Session:
             loop.call_soon_threadsafe(self._observe)
 
     def _send(self, frame: bytes) -> None:
-        self._sent += 1
-        if self._over or self._link.close_reason is not None:
-            return
-        self._link.send(frame)
+        try:
+            if not self._over and self._link.close_reason is None:
+                self._link.send(frame)
+        finally:
+            self._sent += 1  # not before: the next one would overtake it
         self._observe()
 
     def _observe(self) -> None:
         """Tells the observer what it has not heard of yet."""
-        while self._unseen:
+        while self._unseen and not self._ended:
             self._observer.answered(*self._unseen.popleft())
 
     def _break(self, error: TercetError) -> None:

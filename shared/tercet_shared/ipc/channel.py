@@ -44,6 +44,7 @@ class RingSender:
         self._queue: deque[Frame] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # set while the space doorbells are watched
         self._closed = False
+        self._fault: LinkError | None = None  # that `try_send` found
         self._lock = threading.Lock()  # of all of that: `try_send` may come from another thread
 
     @property
@@ -62,6 +63,8 @@ class RingSender:
         with self._lock:
             if self._closed:
                 raise LinkClosedError("the channel is closed")
+            if self._fault is not None:
+                raise self._fault
             if self._queue:
                 size = memoryview(frame).nbytes
                 if size > self._writer.max_frame:
@@ -85,7 +88,10 @@ class RingSender:
                 return False
             try:
                 return self._writer.try_write(frame)
-            except LinkError:
+            except FrameTooLargeError:
+                return False
+            except LinkError as error:
+                self._fault = error  # what shows it is gone by now
                 return False
 
     def _wait_in_queue(self, frame: Frame) -> None:

@@ -266,6 +266,19 @@ async def test_a_sender_reports_a_corrupt_ring_once_and_stops_listening(make_rin
     sender.close()
 
 
+async def test_a_fault_that_a_try_has_found_is_told_by_the_next_send(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    sender = RingSender(ring.writer, unexpected)
+    while sender.try_send(bytes(1000)):
+        pass
+    os.eventfd_write(ring.descriptors.space[0], 1 << 40)
+    assert not sender.try_send(bytes(1000))
+    for _ in range(2):
+        with pytest.raises(CorruptRingError):
+            sender.send(b"")
+    sender.close()
+
+
 async def test_a_receiver_can_be_started_once(make_ring: MakeRing) -> None:
     receiver = RingReceiver(make_ring().reader, unexpected)
     receiver.start(Collector())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgpack
@@ -71,7 +72,9 @@ class Worker:
 
     def step(self, made: StepPlan, **result: Any) -> None:
         none = np.zeros(len(made.slots) + 1, np.int32)
-        self.traces.answered(made, StepResult(made.step_id, none, empty_i32(), wait_us=10, run_us=1_000, **result))
+        self.traces.answered(
+            made, StepResult(made.step_id, none, empty_i32(), wait_us=10, run_us=1_000, **result), time.time_ns()
+        )
 
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
@@ -137,6 +140,6 @@ async def test_a_step_that_the_core_traces_has_a_span_with_its_requests() -> Non
 async def test_a_worker_without_a_collector_keeps_nothing() -> None:
     traces = SlotTraces(Tracing())
     made = plan(1, [4], begins([4], FIRST, STEP))
-    traces.answered(made, StepResult(1, np.zeros(2, np.int32), empty_i32()))
+    traces.answered(made, StepResult(1, np.zeros(2, np.int32), empty_i32()), time.time_ns())
     assert len(traces) == 0
     assert len(FIRST) == PACKED_BYTES

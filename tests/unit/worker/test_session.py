@@ -169,11 +169,45 @@ async def test_results_keep_their_order_while_the_loop_is_held_up() -> None:
         assert [(await link.result()).step_id for _ in range(2)] == [1, 2]
 
 
+async def test_a_result_does_not_overtake_one_that_the_loop_is_sending() -> None:
+    async with session() as (link, runner, device, _):
+        sending = threading.Event()
+        send, execute = link.send, runner.execute
+
+        def slow_send(frame: bytes) -> None:
+            sending.set()
+            device.submit(lambda: None).result(TIMEOUT)  # the second step is answered in the middle of this
+            link.send = send  # type: ignore[method-assign]
+            send(frame)
+
+        def second_waits(plan: StepPlan, grammar: Callable[[], Any] | None) -> Any:
+            if plan.step_id == 2:
+                assert sending.wait(TIMEOUT)
+            return execute(plan, grammar)
+
+        link.send, runner.execute = slow_send, second_waits  # type: ignore[method-assign]
+        link.room = [False, True]
+        link.deliver(plan(1), plan(2))
+        assert [(await link.result()).step_id for _ in range(2)] == [1, 2]
+        assert link.room == [True], "the second one was not tried"
+
+
+async def test_a_result_that_cannot_be_written_ends_the_session(caplog: pytest.LogCaptureFixture) -> None:
+    async with session() as (link, runner, _, task):
+        runner.execute = lambda plan, _grammar: SimpleNamespace(  # type: ignore[method-assign]
+            result=lambda: StepResult(plan.step_id, np.zeros(1, np.int32), empty_i32(), error="\ud800")
+        )
+        link.deliver(plan(1))
+        with pytest.raises(InternalError, match="Step 1 cannot be answered: UnicodeEncodeError"):
+            await asyncio.wait_for(task, TIMEOUT)
+    assert "step 1 cannot be answered" in caplog.text
+
+
 async def test_the_observer_hears_of_every_step_also_of_the_last() -> None:
     heard: list[int] = []
     last = asyncio.Event()
 
-    def answered(plan: StepPlan, _: StepResult) -> None:
+    def answered(plan: StepPlan, _result: StepResult, _at: int) -> None:
         heard.append(plan.step_id)
         if plan.step_id == 5:
             last.set()

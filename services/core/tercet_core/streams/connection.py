@@ -239,7 +239,7 @@ class FrontEndConnection:
             if self._blocks is not None:
                 frames += self._block_frames(self._blocks)
             # What frames have left out goes with the next one that is due, or on its own where none follows.
-            owed = clock() < due
+            owed = clock() < due and not self._closing
             if not owed:
                 frames[-1].stats.CopyFrom(self._host.stats())
                 due = clock() + STATS_INTERVAL

@@ -27,12 +27,12 @@ class StepObserver:
         if self._metrics is not None:
             self._metrics.linked = True
 
-    def answered(self, plan: StepPlan, result: StepResult) -> None:
-        """A step was computed, or failed."""
+    def answered(self, plan: StepPlan, result: StepResult, at: int) -> None:
+        """A step was computed, or failed, ``at`` that time in Unix nanoseconds."""
         if self._metrics is not None:
             self._metrics.answered(plan, result)
         if self._traces is not None:
-            self._traces.answered(plan, result)
+            self._traces.answered(plan, result, at)
 
     def end(self) -> None:
         """The core is gone, or the worker stops."""

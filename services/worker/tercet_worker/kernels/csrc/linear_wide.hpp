@@ -3,8 +3,8 @@
 // One row: weights pass from memory, four panels at a time, and are widened on their way. Several rows would widen them again for
 // every tile, and registers hold small tiles only. So the lines of some k of a group are widened once, and so are the rows, into a few
 // pages that stay in the caches; then six rows meet one panel at a time, the tile that asks least of the loads: the panel's lines stay
-// in the first-level cache, and the rows come from the second. Sums are kept in memory between
-// one span of k and the next. Every sum is added up as in linear_kernel.hpp, so results are the same to the bit.
+// in the first-level cache, and the rows come from the second. Sums are kept in memory between one span of k and the next. Every sum
+// is added up as in linear_kernel.hpp, so results are the same to the bit.
 // Include only from files compiled for one instruction set.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace {
 
 #if defined(TERCET_WIDE)
 
-constexpr int kWideSpan = 96;   // k at a time: 24 KiB of weights
+constexpr int kWideSpan = 96;  // k at a time: 24 KiB of weights
 constexpr int kWideRows = 96;  // at a time
 constexpr int kWideTile = 6;   // rows of a tile: twelve sums, a line and a value
 

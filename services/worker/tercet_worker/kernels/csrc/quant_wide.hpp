@@ -1,6 +1,6 @@
 // Products with quantized weights in float32 (linear_wide.hpp): one row expands them in registers, several expand a block of a group
-// once, into the first-level cache. Per block of k the integers are summed up, without the 16 that quant_kernel.hpp adds to four bits, and scaled; a row
-// alone as one of many, to the bit. Include only from files compiled for one instruction set.
+// once, into the first-level cache. Per block of k the integers are summed up, without the 16 that quant_kernel.hpp adds to four bits,
+// and scaled; a row alone as one of many, to the bit. Include only from files compiled for one instruction set.
 #pragma once
 
 #include "linear_wide.hpp"
@@ -14,8 +14,8 @@ namespace {
 constexpr int kQuarter = 8;  // k that four bits of each word of a line hold
 
 // Four bits are made float32 where they stand, as the integers that they are there: times a power of two, by which the values that
-// they meet are divided. That is exact (but for values below 1e-30), and takes one instruction less than to bring them to one place. The last of a word would be
-// its sign; they are shifted down.
+// they meet are divided. That is exact (but for values below 1e-30), and takes one instruction less than to bring them to one place. The
+// last of a word would be its sign; they are shifted down.
 constexpr int kTopPlace = 28;
 
 constexpr int four_bits_place(int k) { return 16 * (k % 2) + 4 * (k / 2); }
