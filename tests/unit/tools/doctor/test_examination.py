@@ -54,7 +54,8 @@ def test_nothing_is_found_where_all_is_well(seen: Examination) -> None:
     ("part", "fields", "level", "words"),
     [
         ("processor", {"flags": frozenset()}, "warning", "AVX2"),
-        ("processor", {"flags": frozenset({"avx2"})}, "warning", "bfloat16"),
+        ("processor", {"flags": frozenset({"avx2", "fma"})}, "warning", "AVX2, FMA or F16C"),
+        ("processor", {"flags": frozenset({"avx2", "fma", "f16c"})}, "warning", "bfloat16"),
         ("processor", {"quota": 2.5}, "warning", "--threads 2"),
         ("processor", {"load": 3.0}, "warning", "busy"),
         ("memory", {"transparent": "never"}, "warning", "echo madvise"),
