@@ -136,11 +136,6 @@ class GroupRings:
         self._held[index].append(on_error)
         return GroupEnd(self, self._senders[stream], index)
 
-    @property
-    def begun(self) -> bool:
-        """Whether a frame was sent."""
-        return self._begun
-
     def begin(self) -> None:
         """From here on, who holds no place is no reader."""
         if self._begun:
@@ -175,9 +170,9 @@ class GroupEnd:
         self._rings.begin()
         self._sender.send(frame)
 
-    def try_send(self, frame: Frame) -> bool:
-        """As `RingSender.try_send`; not before the first `send`, which settles who the group is."""
-        return self._rings.begun and self._sender.try_send(frame)
+    def try_send(self, frame: Frame) -> bool:  # noqa: ARG002  # see `Sender`
+        """Returns False: who belongs to the group is a matter of the loop."""
+        return False
 
     def close(self) -> None:
         """Gives the place in the group back. Idempotent."""

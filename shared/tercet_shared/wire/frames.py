@@ -183,8 +183,8 @@ def _check_new(new: NewSlots) -> None:
     if (
         any(len(getattr(new, name)) != fresh for name in _NEW_ROW_COLUMNS)
         or len(new.bias_values) != len(new.bias_ids)
-        or (len(lens) and (lens < 1).any())
-        or (int(lens.sum()) if len(lens) else 0) != len(new.bad_ids)
+        or (lens < 1).any()
+        or lens.sum() != len(new.bad_ids)
     ):
         raise ProtocolError("The columns of a step plan's new slots differ in length.")
 

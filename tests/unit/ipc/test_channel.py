@@ -44,6 +44,11 @@ def unexpected(error: LinkError) -> None:
     raise AssertionError(error)
 
 
+def ends(ring: Ring) -> tuple[RingSender, RingReceiver, Collector]:
+    """Returns both ends of a ring, of which no error is expected, and what collects."""
+    return RingSender(ring.writer, unexpected), RingReceiver(ring.reader, unexpected), Collector()
+
+
 def watched(fd: int) -> bool:
     """Whether the loop watches ``fd``; stops it if so."""
     return asyncio.get_running_loop().remove_reader(fd)
@@ -56,11 +61,7 @@ def mixed_frames(count: int) -> list[bytes]:
 
 async def test_frames_that_find_no_room_wait_and_arrive_in_order(make_ring: MakeRing) -> None:
     ring = make_ring()
-    sender, receiver, collector = (
-        RingSender(ring.writer, unexpected),
-        RingReceiver(ring.reader, unexpected),
-        Collector(),
-    )
+    sender, receiver, collector = ends(ring)
     frames = mixed_frames(200)
     for frame in frames:
         sender.send(frame)
@@ -76,11 +77,7 @@ async def test_frames_that_find_no_room_wait_and_arrive_in_order(make_ring: Make
 
 async def test_frames_sent_while_others_wait_keep_their_place(make_ring: MakeRing) -> None:
     ring = make_ring()
-    sender, receiver, collector = (
-        RingSender(ring.writer, unexpected),
-        RingReceiver(ring.reader, unexpected),
-        Collector(),
-    )
+    sender, receiver, collector = ends(ring)
     frames = mixed_frames(300)
 
     def collect(received: list[bytes]) -> None:
@@ -103,11 +100,7 @@ async def test_frames_sent_while_others_wait_keep_their_place(make_ring: MakeRin
 
 async def test_a_waiting_frame_does_not_depend_on_the_callers_buffer(make_ring: MakeRing) -> None:
     ring = make_ring()
-    sender, receiver, collector = (
-        RingSender(ring.writer, unexpected),
-        RingReceiver(ring.reader, unexpected),
-        Collector(),
-    )
+    sender, receiver, collector = ends(ring)
     buffer = bytearray(1000)
     for number in range(10):
         buffer[:] = bytes([number]) * 1000
@@ -120,11 +113,7 @@ async def test_a_waiting_frame_does_not_depend_on_the_callers_buffer(make_ring: 
 
 async def test_an_oversize_frame_is_refused_also_while_others_wait(make_ring: MakeRing) -> None:
     ring = make_ring(max_frame=2000)
-    sender, receiver, collector = (
-        RingSender(ring.writer, unexpected),
-        RingReceiver(ring.reader, unexpected),
-        Collector(),
-    )
+    sender, receiver, collector = ends(ring)
     with pytest.raises(FrameTooLargeError):
         sender.send(bytes(2001))
     for _ in range(10):
@@ -158,11 +147,7 @@ async def test_two_readers_on_one_loop_both_get_everything(make_ring: MakeRing) 
 
 async def test_closing_takes_the_doorbells_out_of_the_loop_first(make_ring: MakeRing) -> None:
     ring = make_ring()
-    sender, receiver, collector = (
-        RingSender(ring.writer, unexpected),
-        RingReceiver(ring.reader, unexpected),
-        Collector(),
-    )
+    sender, receiver, collector = ends(ring)
     receiver.start(collector)
     for _ in range(20):
         sender.send(bytes(1000))
@@ -187,11 +172,7 @@ async def test_closing_takes_the_doorbells_out_of_the_loop_first(make_ring: Make
 
 async def test_frames_that_have_room_are_sent_from_any_thread(make_ring: MakeRing) -> None:
     ring = make_ring()
-    sender, receiver, collector = (
-        RingSender(ring.writer, unexpected),
-        RingReceiver(ring.reader, unexpected),
-        Collector(),
-    )
+    sender, receiver, collector = ends(ring)
     receiver.start(collector)
     frames = [bytes([number]) * 100 for number in range(100)]
     for number, frame in enumerate(frames):
@@ -206,11 +187,7 @@ async def test_frames_that_have_room_are_sent_from_any_thread(make_ring: MakeRin
 
 async def test_what_cannot_be_sent_at_once_is_left_to_the_loop(make_ring: MakeRing) -> None:
     ring = make_ring()
-    sender, receiver, collector = (
-        RingSender(ring.writer, unexpected),
-        RingReceiver(ring.reader, unexpected),
-        Collector(),
-    )
+    sender, receiver, collector = ends(ring)
     assert not sender.try_send(bytes(ring.writer.max_piece + 1)), "it would be written in part"
     assert not sender.try_send(bytes(ring.writer.max_frame + 1)), "it is for `send` to say what is wrong"
     sent = []
