@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 from tercet_shared.config import ServeSettings, parse
 from tercet_shared.errors import ConfigurationError
+from tercet_shared.output import while_it_is_read
 
 SERVICES: Final = {"frontend": "tercet_frontend", "core": "tercet_core", "worker": "tercet_worker"}
 """Sub-command and import name of each service; the wheel is called ``tercet-`` and the sub-command."""
@@ -71,7 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command in ("-h", "--help", "help"):
-        print(_HELP, end="")
+        with while_it_is_read():
+            print(_HELP, end="")
         return 0
     if command in ("-V", "--version"):
         print(f"tercet {_version()}")
@@ -121,7 +123,10 @@ def _tool(name: str, arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    return int(tool.main(arguments))
+    code = 1  # if the end of its output is not read
+    with while_it_is_read():
+        code = int(tool.main(arguments))
+    return code  # noqa: RET504  # the block may end early
 
 
 def _become(name: str, arguments: list[str]) -> NoReturn:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, Field, ValidationErro
 from pydantic_settings import BaseSettings, CliApp, CliPositionalArg, NoDecode, SettingsConfigDict, SettingsError
 
 from tercet_shared.errors import ConfigurationError
+from tercet_shared.output import while_it_is_read
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -550,7 +551,8 @@ def parse(kind: type[S], argv: list[str]) -> S:
         return CliApp.run(kind, cli_args=argv, cli_exit_on_error=True)
     except SystemExit as end:
         if not end.code and kind.EXAMPLES:
-            sys.stdout.write(f"\nexamples:\n{kind.EXAMPLES}")
+            with while_it_is_read():
+                sys.stdout.write(f"\nexamples:\n{kind.EXAMPLES}")
         raise
     except SettingsError as error:
         raise ConfigurationError(str(error)) from error

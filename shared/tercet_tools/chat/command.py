@@ -39,10 +39,6 @@ def main(arguments: list[str]) -> int:
         return asyncio.run(_talk(settings, url) if interactive else _answer(settings, url, question))
     except TercetError as error:
         return _fail(error, _FAILED)
-    except BrokenPipeError:
-        # Whoever read the answer has had enough. The interpreter flushes the stream once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
-from tercet_shared.cli import SERVICES, main
+from tercet_shared.cli import SERVICES, TOOLS, main
 
 
 def test_help_names_every_command_and_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,3 +70,14 @@ def test_the_installed_command_runs_and_imports_no_service() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     command = os.path.join(os.path.dirname(sys.executable), "tercet")  # noqa: PTH118, PTH120  # beside the interpreter
     assert subprocess.run([command, "--version"], check=True, capture_output=True).stdout.startswith(b"tercet ")
+
+
+@pytest.mark.parametrize("command", ["", "serve", *SERVICES, *TOOLS])
+def test_nobody_reads_the_help_to_its_end(command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-c", "import sys; from tercet_shared.cli import main; sys.exit(main())"]
+    done = subprocess.run([*argv, *command.split(), "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode in {0, 1}
