@@ -157,10 +157,9 @@ def floors(
 
 
 def profile(
-    runner: ModelRunner, model: CompiledModel, config: ModelConfig, case: Case, machine: Machine
+    runner: ModelRunner, model: CompiledModel, config: ModelConfig, case: Case, machine: Machine, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Measures one case."""
-    element = 4 if machine._a.dtype == torch.float32 else 2
+    """Measures one case; ``dtype`` is the KV cache's."""
     driver = _prepare(runner, case)
     plan, sampler = Timed(runner._attention.plan), Timed(runner._sampler)
     runner._attention.plan, runner._sampler = plan, sampler  # type: ignore[method-assign,assignment]
@@ -192,7 +191,7 @@ def profile(
     rates.append(machine.rates())
     best = Rates(max(r.read for r in rates), max(r.matrix for r in rates))
     weight_bytes = dict(zip(model.names, model.weight_bytes, strict=True))
-    limits = floors(config, case, element, best, weight_bytes)
+    limits = floors(config, case, dtype.itemsize, best, weight_bytes)
     for name, limit in limits.items():
         parts[name].floor = limit * parts[name].count
     parts["step"].floor = sum(limit * parts[name].count for name, limit in limits.items())
@@ -280,9 +279,10 @@ def main() -> None:
     if not isinstance(compiled, CompiledModel):
         sys.exit("the kernels are not in use here")
     config = Checkpoint.open(model).config
-    machine = Machine(getattr(torch, options.dtype))
+    dtype = getattr(torch, options.dtype)
+    machine = Machine(dtype)
     for case in CASES:
-        found = profile(runner, compiled, config, case, machine)
+        found = profile(runner, compiled, config, case, machine, dtype)
         if options.json:
             print(json.dumps(found), flush=True)
         else:

@@ -3,9 +3,14 @@
 // Keys are read as one stream, and values as another, in the order of memory and with little between one line and the next: that is
 // what processors fetch ahead of its use while they compute. So all scores of a split come first, then all its weights, then its
 // values; all in the order of reduction that holds everywhere, so rows are those of attention_block.hpp to the bit. Reading keys and
-// values of 64 keys in turn takes a fifth longer, whatever is fetched by hand: processors drop what they are asked to fetch where
-// much is underway already. By hand some tiles are fetched ahead, for where a stream ends or jumps, and while weights are computed.
-// Where there is no stream of keys, as blocks of a request do not follow each other or are few, four tiles are read at a time.
+// values of 64 keys in turn takes a fifth longer. By hand some tiles are fetched ahead, for where a stream ends or jumps, and while
+// weights are computed. Where there is no stream of keys, as blocks of a request do not follow each other or are few, four tiles are
+// read at a time.
+//
+// What is fetched by hand goes to the second-level cache, and is asked for when a line of before has come. The first level waits for
+// two dozen lines at most, and the processor runs ahead of what it waits for: its requests for tiles to come would take all places,
+// before the lines that it needs now, and be dropped where there are none. Zen 4 reads at 60 to 75 % of the memory's rate with requests
+// to the first level, at 80 to 85 with those to the second, and at 90 to 95 with such that wait.
 //
 // Include only from files compiled for one instruction set.
 #pragma once
@@ -38,6 +43,19 @@ struct alignas(64) SplitValues {
     float shrink[kStreamRows][16];           // of each group
 };
 
+// Returns `p`, but not before `line` has come.
+template <class Line>
+TERCET_INLINE const char* once_here(const Line& line, const char* p) {
+    std::int64_t bits;
+    static_assert(sizeof line >= sizeof bits);
+    std::memcpy(&bits, &line, sizeof bits);
+    std::int64_t nothing = 0;
+    asm("" : "+r"(nothing));  // so that compilers do not know it
+    return p + (bits & nothing);
+}
+
+TERCET_INLINE void fetch_second(const char* p) { __builtin_prefetch(p, 0, 2); }
+
 // Scores of T tiles from t on, line by line in turn.
 template <class C, int M, int T>
 TERCET_INLINE void score(const SplitTiles& tiles, int t, const typename C::Step* q, int steps, bool fetch, float (*s)[kSplitTiles][16]) {
@@ -55,8 +73,8 @@ TERCET_INLINE void score(const SplitTiles& tiles, int t, const typename C::Step*
         typename C::Line line[T];
 #pragma GCC unroll 4
         for (int j = 0; j < T; ++j) {
-            __builtin_prefetch(ahead[j] + 64 * step, 0, 3);
             line[j] = C::load(k[j] + 64 * step);
+            fetch_second(once_here(line[j], ahead[j]) + 64 * step);
         }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
@@ -100,7 +118,7 @@ TERCET_INLINE void weigh_row(const Geometry& g, const SplitTiles& tiles, const f
     const int end = (tiles.last + kGroupTiles - 1) / kGroupTiles;
     for (int group = begin; group < end; ++group) {
         const int start = tiles.start + group * kGroupKeys;
-        for (int i = 0; i < lines / kSplitGroups; ++i, ahead += 64) __builtin_prefetch(ahead, 0, 3);
+        for (int i = 0; i < lines / kSplitGroups; ++i, ahead += 64) fetch_second(ahead);
         F16 s[kGroupTiles];
 #pragma GCC unroll 4
         for (int t = 0; t < kGroupTiles; ++t) s[t] = load16(scores[group * kGroupTiles + t]);
@@ -143,8 +161,8 @@ TERCET_INLINE void sum_values(const SplitTiles& tiles, int first, int last, int 
 #pragma GCC unroll 8
             for (int d = 0; d < ND; ++d) {
                 const int at = step * 4 * head_size + 64 * d;
-                __builtin_prefetch(next + at, 0, 3);
                 line[d] = C::load(row + at);
+                fetch_second(once_here(line[d], next) + at);
             }
             add_lines<C>(line, weights, t * kTileSteps + step, sum);
         }
