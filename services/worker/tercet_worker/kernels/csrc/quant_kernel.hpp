@@ -9,6 +9,7 @@ namespace tercet {
 namespace {
 
 constexpr int kSumsAtOnce = 16 * 1024;  // sums of blocks of activations that are kept at a time: 64 KiB
+constexpr int kQuantPassingBytes = 2048;  // instead of kPassingBytes: a line takes longer
 constexpr int kFourBase = 16;           // what the four bits are added to, see quant_types.hpp
 
 TERCET_INLINE float half_to_float(std::uint16_t bits) {
@@ -163,11 +164,16 @@ __attribute__((noinline)) static void quant_tile(const LinearCall& call, const c
     const char* x = call.x + row * call.x_stride;
     for (int block = 0; block < blocks; ++block, data += block_stride, x += 2 * Q::block) {
         F16 part[R][P] = {};
-        if constexpr (R == 1) {  // used once: see linear_kernel.hpp
-            for (int at = 0; at < P * Q::bytes; at += kLineBytes) __builtin_prefetch(data + kPassingBytes + at, 0, 0);
-        }
 #pragma GCC unroll 1
         for (int quarter = 0; quarter < Q::steps / 4; ++quarter) {
+            // Used once: see linear_kernel.hpp. All of a block's lines at a time would hold up the loads behind them.
+            if constexpr (R == 1) {
+                constexpr int kLines = (P * Q::bytes / (Q::steps / 4) + kLineBytes - 1) / kLineBytes;
+#pragma GCC unroll 8
+                for (int i = 0; i < kLines; ++i) {
+                    __builtin_prefetch(data + kQuantPassingBytes + (quarter * kLines + i) * kLineBytes, 0, 0);
+                }
+            }
             expand<Q, P>(data, quarter, [&](int step, const I16(&bits)[P]) __attribute__((always_inline)) {
                 typename BFloat16Linear::Line line[P];
                 for (int p = 0; p < P; ++p) line[p] = as_line(bits[p]);

@@ -96,13 +96,17 @@ __attribute__((noinline)) static void quant_row(const LinearCall& call, const Qu
     const char* from = call.x + row * call.x_stride;
     const char* data = group.data;
     for (int block = 0; block < blocks; ++block, data += group.block_stride, from += 2 * Q::block) {
-        for (int at = 0; at < P * Q::bytes; at += kLineBytes) __builtin_prefetch(data + kPassingBytes + at, 0, 0);
         quant_values<Q>(from, x);
         F16 part[P] = {};
         // Panels in turn: what is added to one sum after the other takes as long as the additions of several sums.
 #pragma GCC unroll 1
         for (int quarter = 0; quarter < Q::block / kQuarter; ++quarter) {
             const float* values = x + kQuarter * quarter;
+            constexpr int kLines = (P * Q::bytes / (Q::block / kQuarter) + kLineBytes - 1) / kLineBytes;
+#pragma GCC unroll 8
+            for (int i = 0; i < kLines; ++i) {  // not all at a time: see quant_kernel.hpp
+                __builtin_prefetch(data + kPassingBytes + (quarter * kLines + i) * kLineBytes, 0, 0);
+            }
             constexpr int kTurn = least(P, 2);
 #pragma GCC unroll 2
             for (int turn = 0; turn < P; turn += kTurn) {
