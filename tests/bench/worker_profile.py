@@ -91,8 +91,8 @@ class Rates:
 class Machine:
     """Measures the machine's rates with torch's own kernels, which are none of those that are to be judged.
 
-    Products: in ``dtype`` or in float32, whichever is faster. Without instructions for bfloat16, torch needs 150 times as
-    long in it.
+    Products: in ``dtype`` or in float32, whichever is faster. Without instructions for bfloat16, torch needs 150 times
+    as long in it.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:

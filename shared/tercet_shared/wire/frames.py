@@ -192,7 +192,7 @@ def _check_new(new: NewSlots) -> None:
 def _check_ragged(offsets: I32, flat: npt.NDArray[Any], rows: int, *, optional: bool) -> None:
     if not len(flat) and (not offsets.any() if len(offsets) == rows + 1 else optional and not len(offsets)):
         return  # most are empty, and cost one question instead of three
-    if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
+    if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (offsets[1:] < offsets[:-1]).any():
         raise ProtocolError("The offsets of a ragged column in a frame on the worker link are malformed.")
 
 

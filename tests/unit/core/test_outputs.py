@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,6 +91,25 @@ def test_merging_keeps_attempts_apart() -> None:
     outcome = merged([_output([(7, 0, [1])]), _output([(7, 1, [2])])])
     assert rows_of(outcome) == [(7, [1]), (7, [2])]
     assert outcome.attempts.tolist() == [0, 1]
+
+
+@settings(max_examples=80, derandomize=True, database=None, deadline=None)
+@given(st.integers(0, 6), st.integers(2, 5), st.randoms(use_true_random=False))
+def test_merging_steps_of_the_same_requests_keeps_tokens_starts_and_ends(rows: int, steps: int, chance: Random) -> None:
+    ids = [[chance.randrange(100) for _ in range(rows)] for _ in range(steps)]
+    ends = {row: chance.choice(list(Ending)) for row in range(rows) if chance.random() < 0.4}
+    started = np.array([row for row in range(rows) if chance.random() < 0.5], np.int32)
+    outputs = [
+        _output([(9 - row, row % 2, [token]) for row, token in enumerate(step)], ends if number == steps - 1 else None)
+        for number, step in enumerate(ids)
+    ]
+    outputs[0].start_rows, outputs[0].start_cached = started, started + 7
+    outcome = merged(outputs)
+    assert rows_of(outcome) == [(9 - row, [step[row] for step in ids]) for row in range(rows)]
+    assert outcome.attempts.tolist() == [row % 2 for row in range(rows)]
+    assert [(end.row, end.ending, end.stop_id) for end in outcome.ends] == [(row, ends[row], row) for row in ends]
+    assert (outcome.start_rows.tolist(), outcome.start_cached.tolist()) == (started.tolist(), (started + 7).tolist())
+    assert outcome.token_offsets.dtype == outcome.token_ids.dtype == np.int32
 
 
 @settings(max_examples=80, derandomize=True, database=None, deadline=None)

@@ -89,6 +89,38 @@ def merged(outputs: list[Output]) -> Output:
     """
     if len(outputs) == 1:
         return outputs[0]
+    return _succession(outputs) or _merged_rows(outputs)
+
+
+def _succession(outputs: list[Output]) -> Output | None:
+    """Returns outputs of the same rows with one token each as one, or None where they are not such.
+
+    Requests that decode yield them, step by step, to a front end that does not keep up.
+    """
+    first, last, count = outputs[0], outputs[-1], len(outputs)
+    rows = len(first.handles)
+    offsets = np.arange(rows + 1, dtype=np.int32)
+    for output in outputs:
+        if (
+            len(output.handles) != rows
+            or output.logprobs is not None
+            or output.pooled
+            or output.prompt_logprobs
+            or (output.ends and output is not last)
+            or (len(output.start_rows) and output is not first)
+            or (output.handles != first.handles).any()
+            or (output.attempts != first.attempts).any()
+            or (output.token_offsets != offsets).any()
+        ):
+            return None
+    return Output(
+        first.front_end, first.handles, first.attempts, offsets * np.int32(count),
+        np.array([output.token_ids for output in outputs]).T.ravel(), last.ends,
+        start_rows=first.start_rows, start_cached=first.start_cached,
+    )  # fmt: skip
+
+
+def _merged_rows(outputs: list[Output]) -> Output:
     handles = np.concatenate([output.handles for output in outputs])
     attempts = np.concatenate([output.attempts for output in outputs])
     lengths = np.concatenate([np.diff(output.token_offsets) for output in outputs])
