@@ -215,7 +215,8 @@ def _prepare(runner: ModelRunner, case: Case) -> Driver:
     driver = Driver(runner)
     rng = np.random.default_rng(0)
     length = case.context or case.tokens
-    requests = [driver.start(slot, rng.integers(5, 1_000, length).tolist()) for slot in range(case.requests)]
+    ids = min(1_000, runner.limits.vocab_size)
+    requests = [driver.start(slot, rng.integers(5, ids, length).tolist()) for slot in range(case.requests)]
     if case.context:
         budget = runner.limits.max_batched_tokens
         for request in requests:
@@ -258,7 +259,7 @@ def default_model() -> str:
     return str(Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Runs all cases."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.worker_profile", description=__doc__)
     parser.add_argument("model", nargs="?", help="what `tercet serve` takes")
@@ -266,7 +267,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8"])
     parser.add_argument("--threads", type=int, help="as for the worker")
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     model = options.model or default_model()
     flags = [
         model,
