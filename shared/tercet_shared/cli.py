@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from tercet_shared.config import ServeSettings, parse
 from tercet_shared.errors import ConfigurationError
-from tercet_shared.output import while_it_is_read
+from tercet_shared.output import flush, while_it_is_read
 
 SERVICES: Final = {"frontend": "tercet_frontend", "core": "tercet_core", "worker": "tercet_worker"}
 """Sub-command and import name of each service; the wheel is called ``tercet-`` and the sub-command."""
@@ -76,7 +76,8 @@ def main(argv: list[str] | None = None) -> int:
             print(_HELP, end="")
         return 0
     if command in ("-V", "--version"):
-        print(f"tercet {_version()}")
+        with while_it_is_read():
+            print(f"tercet {_version()}")
         return 0
     if command == "serve":
         return _serve(rest)
@@ -123,9 +124,11 @@ def _tool(name: str, arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    code = 1  # if the end of its output is not read
+    code = 1  # unless all of its output is read
     with while_it_is_read():
-        code = int(tool.main(arguments))
+        found = int(tool.main(arguments))
+        flush()
+        code = found
     return code  # noqa: RET504  # the block may end early
 
 

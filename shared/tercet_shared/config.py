@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -552,7 +551,7 @@ def parse(kind: type[S], argv: list[str]) -> S:
     except SystemExit as end:
         if not end.code and kind.EXAMPLES:
             with while_it_is_read():
-                sys.stdout.write(f"\nexamples:\n{kind.EXAMPLES}")
+                print(f"\nexamples:\n{kind.EXAMPLES}", end="")  # noqa: T201  # to where the help went
         raise
     except SettingsError as error:
         raise ConfigurationError(str(error)) from error

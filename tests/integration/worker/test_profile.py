@@ -26,6 +26,6 @@ def test_every_case_shows_its_parts(
         assert min(each["read_gb_per_s"], each["matrix_gflop_per_s"]) > 0
         parts = {part["part"]: part for part in each["parts"]}
         assert {"embedding", "norm", "attention", "sampling", "host", "step"} <= parts.keys()
-        assert all(part["median_ms"] >= part["min_ms"] for part in parts.values())
+        assert all(0 <= part["min_ms"] <= parts["step"]["median_ms"] for name, part in parts.items() if name != "host")
         floors = {name for name, part in parts.items() if part["floor_ms"] is not None}
         assert floors == {"attention", "step", *(name for name in parts if name.startswith("linear "))}

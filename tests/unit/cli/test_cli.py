@@ -72,12 +72,52 @@ def test_the_installed_command_runs_and_imports_no_service() -> None:
     assert subprocess.run([command, "--version"], check=True, capture_output=True).stdout.startswith(b"tercet ")
 
 
-@pytest.mark.parametrize("command", ["", "serve", *SERVICES, *TOOLS])
-def test_nobody_reads_the_help_to_its_end(command: str) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    argv = [sys.executable, "-c", "import sys; from tercet_shared.cli import main; sys.exit(main())"]
-    done = subprocess.run([*argv, *command.split(), "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
-    os.close(writer)
+_COMMAND = [sys.executable, "-c", "import sys; from tercet_shared.cli import main; sys.exit(main())"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "command", ["--help", "--version", *(f"{name} --help" for name in ("serve", *SERVICES, *TOOLS))]
+)
+def test_nobody_reads_the_help_to_its_end(command: str, unbuffered: str) -> None:
+    done = _without_reader(command, unbuffered)
     assert done.stderr == b""
     assert done.returncode in {0, 1}
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_result_that_nobody_reads_is_no_success(unbuffered: str) -> None:
+    done = _without_reader("key new alice", unbuffered)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["--help", "serve --help", "doctor --help", "key new alice"])
+def test_standard_output_may_be_closed(command: str) -> None:
+    shell = ["sh", "-c", '"$@" >&-', "sh"]
+    done = subprocess.run([*shell, *_COMMAND, *command.split()], stderr=subprocess.PIPE, check=False)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == 0
+
+
+def test_another_pipe_that_breaks_is_not_taken_for_standard_output() -> None:
+    program = (
+        "from tercet_shared.output import while_it_is_read\n"
+        "with while_it_is_read():\n    print('printed')\n    raise BrokenPipeError('socket')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == b"printed\n"
+    assert done.stderr.endswith(b"BrokenPipeError: socket\n")
+
+
+def _without_reader(command: str, unbuffered: str) -> subprocess.CompletedProcess[bytes]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [*_COMMAND, *command.split()], stdout=writer, stderr=subprocess.PIPE, check=False,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    finally:
+        os.close(writer)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tercet_core.scheduling import outputs as outputs_module
 from tercet_core.scheduling.outputs import End, Output, merged
 from tercet_core.scheduling.request import Ending, FrontEnd
 from tercet_core.scheduling.scheduler import Scheduler
@@ -93,6 +95,28 @@ def test_merging_keeps_attempts_apart() -> None:
     assert outcome.attempts.tolist() == [0, 1]
 
 
+def _seen(output: Output) -> tuple[object, ...]:
+    columns = (output.handles, output.attempts, output.token_offsets, output.token_ids, output.start_rows)
+    return output.ends, *((column.dtype, column.tolist()) for column in (*columns, output.start_cached))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        _output([(7, 0, [3])]),
+        _output([(7, 0, [3]), (9, 0, [4])]),
+        _output([(7, 0, [3]), (8, 2, [4])]),
+        _output([(8, 1, [3]), (7, 0, [4])]),
+        _output([(7, 0, [3, 4]), (8, 1, [])]),
+        _output([]),
+    ],
+)
+def test_other_rows_or_tokens_are_merged_one_by_one(second: Output) -> None:
+    outputs = [_output([(7, 0, [1]), (8, 1, [2])]), second]
+    assert _seen(merged(outputs)) == _seen(outputs_module._merged_rows(outputs))
+    assert outputs_module._succession(outputs) is None
+
+
 @settings(max_examples=80, derandomize=True, database=None, deadline=None)
 @given(st.integers(0, 6), st.integers(2, 5), st.randoms(use_true_random=False))
 def test_merging_steps_of_the_same_requests_keeps_tokens_starts_and_ends(rows: int, steps: int, chance: Random) -> None:
@@ -105,6 +129,8 @@ def test_merging_steps_of_the_same_requests_keeps_tokens_starts_and_ends(rows: i
     ]
     outputs[0].start_rows, outputs[0].start_cached = started, started + 7
     outcome = merged(outputs)
+    assert _seen(outcome) == _seen(outputs_module._merged_rows(outputs)), "as any outputs are merged"
+    assert outputs_module._succession(outputs) is not None, "without sorting"
     assert rows_of(outcome) == [(9 - row, [step[row] for step in ids]) for row in range(rows)]
     assert outcome.attempts.tolist() == [row % 2 for row in range(rows)]
     assert [(end.row, end.ending, end.stop_id) for end in outcome.ends] == [(row, ends[row], row) for row in ends]
