@@ -95,7 +95,8 @@ def merged(outputs: list[Output]) -> Output:
 def _succession(outputs: list[Output]) -> Output | None:
     """Returns outputs of the same rows with one token each as one, or None where they are not such.
 
-    Requests that decode yield them, step by step, to a front end that does not keep up.
+    Requests that decode yield them, step by step, to a front end that does not keep up. No output has two rows of a
+    request.
     """
     first, last, count = outputs[0], outputs[-1], len(outputs)
     rows = len(first.handles)
@@ -121,6 +122,7 @@ def _succession(outputs: list[Output]) -> Output | None:
 
 
 def _merged_rows(outputs: list[Output]) -> Output:
+    """Returns any outputs as one; see `merged`."""
     handles = np.concatenate([output.handles for output in outputs])
     attempts = np.concatenate([output.attempts for output in outputs])
     lengths = np.concatenate([np.diff(output.token_offsets) for output in outputs])

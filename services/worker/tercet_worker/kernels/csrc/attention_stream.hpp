@@ -7,10 +7,11 @@
 // weights are computed. Where there is no stream of keys, as blocks of a request do not follow each other or are few, four tiles are
 // read at a time.
 //
-// What is fetched by hand goes to the second-level cache, and is asked for when a line of before has come. The first level waits for
-// two dozen lines at most, and the processor runs ahead of what it waits for: its requests for tiles to come would take all places,
-// before the lines that it needs now, and be dropped where there are none. Zen 4 reads at 60 to 75 % of the memory's rate with requests
-// to the first level, at 80 to 85 with those to the second, and at 90 to 95 with such that wait.
+// What is fetched by hand goes to the second-level cache, and while keys and values are read it is asked for when a line of before has
+// come. A processor runs ahead of what it waits for, and its first-level cache waits for few lines at a time (two dozen on Zen 4):
+// requests for tiles to come would take the places of lines that are needed now, and are dropped where no place is left. Zen 4 reads at
+// 60 to 75 % of the memory's rate with requests to the first level, at 80 to 85 with those to the second, and at 90 to 95 with such that
+// wait.
 //
 // Include only from files compiled for one instruction set.
 #pragma once

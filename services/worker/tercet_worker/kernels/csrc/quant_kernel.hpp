@@ -9,7 +9,7 @@ namespace tercet {
 namespace {
 
 constexpr int kSumsAtOnce = 16 * 1024;  // sums of blocks of activations that are kept at a time: 64 KiB
-constexpr int kQuantPassingBytes = 2048;  // instead of kPassingBytes: a line takes longer
+constexpr int kQuantPassingBytes = 2048;  // instead of kPassingBytes, at least, in whole blocks: a line takes longer to compute
 constexpr int kFourBase = 16;           // what the four bits are added to, see quant_types.hpp
 
 TERCET_INLINE float half_to_float(std::uint16_t bits) {
@@ -162,6 +162,7 @@ __attribute__((noinline)) static void quant_tile(const LinearCall& call, const c
                                                  const float* sums, int panel, int row) {
     F16 total[R][P] = {};
     const char* x = call.x + row * call.x_stride;
+    const std::int64_t passing = block_stride * ((kQuantPassingBytes + block_stride - 1) / block_stride);
     for (int block = 0; block < blocks; ++block, data += block_stride, x += 2 * Q::block) {
         F16 part[R][P] = {};
 #pragma GCC unroll 1
@@ -171,7 +172,7 @@ __attribute__((noinline)) static void quant_tile(const LinearCall& call, const c
                 constexpr int kLines = (P * Q::bytes / (Q::steps / 4) + kLineBytes - 1) / kLineBytes;
 #pragma GCC unroll 8
                 for (int i = 0; i < kLines; ++i) {
-                    __builtin_prefetch(data + kQuantPassingBytes + (quarter * kLines + i) * kLineBytes, 0, 0);
+                    __builtin_prefetch(data + passing + (quarter * kLines + i) * kLineBytes, 0, 0);
                 }
             }
             expand<Q, P>(data, quarter, [&](int step, const I16(&bits)[P]) __attribute__((always_inline)) {

@@ -95,6 +95,7 @@ __attribute__((noinline)) static void quant_row(const LinearCall& call, const Qu
     alignas(64) float x[Q::block];
     const char* from = call.x + row * call.x_stride;
     const char* data = group.data;
+    const std::int64_t passing = group.block_stride * ((kPassingBytes + group.block_stride - 1) / group.block_stride);
     for (int block = 0; block < blocks; ++block, data += group.block_stride, from += 2 * Q::block) {
         quant_values<Q>(from, x);
         F16 part[P] = {};
@@ -105,7 +106,7 @@ __attribute__((noinline)) static void quant_row(const LinearCall& call, const Qu
             constexpr int kLines = (P * Q::bytes / (Q::block / kQuarter) + kLineBytes - 1) / kLineBytes;
 #pragma GCC unroll 8
             for (int i = 0; i < kLines; ++i) {  // not all at a time: see quant_kernel.hpp
-                __builtin_prefetch(data + kPassingBytes + (quarter * kLines + i) * kLineBytes, 0, 0);
+                __builtin_prefetch(data + passing + (quarter * kLines + i) * kLineBytes, 0, 0);
             }
             constexpr int kTurn = least(P, 2);
 #pragma GCC unroll 2
