@@ -161,8 +161,13 @@ void Program::execute(std::int32_t thread) {
 
 template <class Work>
 void Program::over_rows(std::int32_t rows, Stages::Walk& walk, const Work& work) {
-    const std::int32_t units = std::min(rows, rows < kManyRows ? team_.size() : 4 * team_.size());
-    stages_.once(walk, units, [&](std::int32_t unit) { work(share(rows, unit, units), share(rows, unit + 1, units)); });
+    const std::int32_t each = rows < kManyRows ? 1 : 4;
+    const std::int32_t units = std::min(rows, each * team_.size());
+    stages_.once(walk, units, [&](std::int32_t unit) {
+        // Each thread has one stretch of the rows, if there are so many.
+        const std::int32_t at = each == 1 ? unit : stages_.owner(unit) * each + stages_.place(unit);
+        work(share(rows, at, units), share(rows, at + 1, units));
+    });
 }
 
 void Program::run_op(const Part& part, const TercetOp& op, Stages::Walk& walk) {
@@ -230,9 +235,12 @@ void Program::run_linear(const Part& part, const TercetOp& op, Stages::Walk& wal
     const std::int32_t pieces = ceil_div(op.panels, kGroupPanels) * blocks;
     const std::int32_t unit_rows = kernels_->row_unit;
     const std::int32_t row_units = ceil_div(rows, unit_rows);
+    // A thread has rows of its own, as far as there are as many blocks of them: what it reads it has written itself. Processors that
+    // share no cache are slow to tell each other; weights are read by all of them, but ahead of their use.
+    const std::int32_t groups = pieces / blocks;
     in_stretches(pieces, walk, [&](std::int32_t piece) {
-        const std::int32_t group = piece / blocks;
-        const std::int32_t block = piece % blocks;
+        const std::int32_t block = piece / groups;
+        const std::int32_t group = piece % groups;
         multiply(op, call,
                  LinearPart{group * kGroupPanels, std::min(op.panels, (group + 1) * kGroupPanels),
                             unit_rows * share(row_units, block, blocks),
