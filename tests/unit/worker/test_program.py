@@ -156,7 +156,7 @@ def test_the_same_logits_as_torch(isa: Isa, library: KernelLibrary, config: Mode
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, 3, 20])  # 20: fewer rows than units
 def test_prefill_chunk_and_decode_are_the_same_to_the_bit(
     isa: Isa, library: KernelLibrary, dtype: torch.dtype, threads: int
 ) -> None:

@@ -20,6 +20,7 @@ constexpr std::int64_t kUnitWeights = 192 * 1024;
 // Outputs of a piece of which only the best is kept: with a hundred rows they lie in the second-level cache until they are scanned.
 constexpr std::int32_t kBestGroups = 4;
 constexpr std::int32_t kBestUnits = 16;  // of a thread, with many rows
+constexpr std::int32_t kRowUnits = 4;    // of a thread, with many rows: norms and the like
 constexpr std::int32_t kBestOutputs = kBestGroups * kGroupPanels * kPanel;
 
 std::int32_t share(std::int32_t count, std::int32_t thread, std::int32_t team) {
@@ -161,13 +162,9 @@ void Program::execute(std::int32_t thread) {
 
 template <class Work>
 void Program::over_rows(std::int32_t rows, Stages::Walk& walk, const Work& work) {
-    const std::int32_t each = rows < kManyRows ? 1 : 4;
-    const std::int32_t units = std::min(rows, each * team_.size());
-    stages_.once(walk, units, [&](std::int32_t unit) {
-        // Each thread has one stretch of the rows, if there are so many.
-        const std::int32_t at = each == 1 ? unit : stages_.owner(unit) * each + stages_.place(unit);
-        work(share(rows, at, units), share(rows, at + 1, units));
-    });
+    if (rows >= kManyRows) return in_stretches(rows, kRowUnits, walk, work);
+    const std::int32_t units = std::min(rows, team_.size());
+    stages_.once(walk, units, [&](std::int32_t unit) { work(share(rows, unit, units), share(rows, unit + 1, units)); });
 }
 
 void Program::run_op(const Part& part, const TercetOp& op, Stages::Walk& walk) {
@@ -238,24 +235,28 @@ void Program::run_linear(const Part& part, const TercetOp& op, Stages::Walk& wal
     // A thread has rows of its own, as far as there are as many blocks of them: what it reads it has written itself. Processors that
     // share no cache are slow to tell each other; weights are read by all of them, but ahead of their use.
     const std::int32_t groups = pieces / blocks;
-    in_stretches(pieces, walk, [&](std::int32_t piece) {
-        const std::int32_t block = piece / groups;
-        const std::int32_t group = piece % groups;
-        multiply(op, call,
-                 LinearPart{group * kGroupPanels, std::min(op.panels, (group + 1) * kGroupPanels),
-                            unit_rows * share(row_units, block, blocks),
-                            std::min(rows, unit_rows * share(row_units, block + 1, blocks))});
+    in_stretches(pieces, Stages::kMost, walk, [&](std::int32_t begin, std::int32_t end) {
+        for (std::int32_t piece = begin; piece < end; ++piece) {
+            const std::int32_t block = piece / groups;
+            const std::int32_t group = piece % groups;
+            multiply(op, call,
+                     LinearPart{group * kGroupPanels, std::min(op.panels, (group + 1) * kGroupPanels),
+                                unit_rows * share(row_units, block, blocks),
+                                std::min(rows, unit_rows * share(row_units, block + 1, blocks))});
+        }
     });
 }
 
-// Each thread has one stretch of the pieces.
+// Each thread has one stretch of the pieces, in `most` units or fewer.
 template <class Work>
-void Program::in_stretches(std::int32_t pieces, Stages::Walk& walk, const Work& work) {
-    const std::int32_t each = std::min(Stages::kMost, ceil_div(pieces, team_.size()));
+void Program::in_stretches(std::int32_t pieces, std::int32_t most, Stages::Walk& walk, const Work& work) {
+    const std::int32_t each = std::min(most, ceil_div(pieces, team_.size()));
     const std::int32_t units = each * team_.size();
     stages_.once(walk, units, [&](std::int32_t unit) {
         const std::int32_t at = stages_.owner(unit) * each + stages_.place(unit);
-        for (std::int32_t piece = share(pieces, at, units); piece < share(pieces, at + 1, units); ++piece) work(piece);
+        const std::int32_t begin = share(pieces, at, units);
+        const std::int32_t end = share(pieces, at + 1, units);
+        if (begin < end) work(begin, end);
     });
 }
 

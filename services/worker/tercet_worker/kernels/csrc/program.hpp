@@ -146,7 +146,7 @@ class Program {
     template <class Work>
     void over_rows(std::int32_t rows, Stages::Walk& walk, const Work& work);
     template <class Work>
-    void in_stretches(std::int32_t pieces, Stages::Walk& walk, const Work& work);
+    void in_stretches(std::int32_t pieces, std::int32_t most, Stages::Walk& walk, const Work& work);
 
     // Of a product with few rows: units of one thread, and the panels of a unit.
     std::int32_t few_row_units(const TercetOp& op) const;
